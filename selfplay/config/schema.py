@@ -1,0 +1,156 @@
+"""Every setting of a run, typed and documented; ``selfplay train --print-config`` shows the effective values."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from selfplay.types import Scalar
+
+Count = Annotated[int, Meta(ge=1)]
+Natural = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pass
+
+
+class SeatConfig(_Section):
+    """Who sits at a seat; the default is a trained LoRA agent named after the seat."""
+
+    player: Annotated[str, Meta(description="agent kind: llm, or a registered bot such as random")] = "llm"
+    agent: Annotated[str, Meta(description="adapter lineage, agent@n for a frozen version, or base")] = ""
+    options: Annotated[dict[str, Scalar], Meta(description="options of the agent kind")] = {}
+
+
+class LoraConfig(_Section):
+    """The adapter of every agent, unless ``agents.NAME`` says otherwise."""
+
+    rank: Annotated[int, Meta(ge=1, le=512, description="LoRA rank; the engine is sized for the largest")] = 8
+    alpha: Annotated[float, Meta(gt=0, description="LoRA alpha; the scale is alpha / rank")] = 16.0
+    targets: Annotated[tuple[str, ...], Meta(description="projections that get an adapter")] = (
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    )  # fmt: skip
+
+
+class AgentConfig(_Section):
+    """What one agent does differently."""
+
+    lr: Annotated[Positive | None, Meta(description="learning rate; train.lr when unset")] = None
+    clip_norm: Annotated[Positive | None, Meta(description="gradient clip; train.clip_norm when unset")] = None
+
+
+class TrainConfig(_Section):
+    """The optimizer side."""
+
+    steps: Annotated[Natural, Meta(description="optimizer steps")] = 3
+    batch: Annotated[Count, Meta(description="episodes per step, of all agents together")] = 8
+    ranks: Annotated[Count, Meta(description="trainer processes (FSDP2 data parallel)")] = 1
+    lr: Annotated[Positive, Meta(description="AdamW learning rate")] = 3e-4
+    betas: Annotated[tuple[float, float], Meta(description="AdamW betas")] = (0.9, 0.95)
+    weight_decay: Annotated[NonNegative, Meta(description="AdamW weight decay, on adapters only")] = 0.0
+    clip_norm: Annotated[Positive, Meta(description="gradient norm clip, per agent")] = 1.0
+    warmup_steps: Annotated[Natural, Meta(description="linear warm-up steps, counted per agent")] = 0
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Meta(description="dtype of the frozen base; adapters stay float32. auto: as the policy engine")] = "auto"
+    shard: Annotated[Literal["auto", "base", "none"], Meta(description="FSDP2: shard the frozen base, or keep it whole on each rank")] = "auto"
+    micro_batch_tokens: Annotated[Count, Meta(description="tokens of one packed row (one forward and backward)")] = 4096
+    activation_checkpointing: Annotated[bool, Meta(description="recompute activations: less memory, more time")] = False
+    threads: Annotated[Count, Meta(description="CPU threads of each rank")] = 1
+    timeout_s: Annotated[Positive, Meta(description="longest a step may take before the run ends with a fault")] = 600.0
+
+
+class AlgorithmConfig(_Section):
+    """How rewards become a loss."""
+
+    name: Annotated[str, Meta(description="registered algorithm: rae (role-conditioned REINFORCE)")] = "rae"
+    baseline_decay: Annotated[float, Meta(ge=0, lt=1, description="decay of the (agent, seat) reward baseline")] = 0.95
+    tis_cap: Annotated[Positive, Meta(description="truncated importance sampling: cap on trainer/rollout probability ratio")] = 2.0
+
+
+class BufferConfig(_Section):
+    """Whole episodes between generation and training."""
+
+    depth: Annotated[Natural, Meta(description="batches generation may run ahead: 0 synchronous, 1 double buffer, K bounded; also the deepest version lag")] = 1
+    max_episodes: Annotated[Count, Meta(description="most episodes held")] = 4096
+    max_bytes: Annotated[Count, Meta(description="most bytes held")] = 256 << 20
+
+
+class RolloutConfig(_Section):
+    """Environment pools and how episodes are played."""
+
+    workers: Annotated[Count, Meta(description="environment worker processes")] = 1
+    concurrency: Annotated[Count, Meta(description="episodes at once in each worker")] = 16
+    temperature: Annotated[Positive, Meta(description="sampling temperature; training uses the same")] = 1.0
+    max_tokens: Annotated[Natural, Meta(description="tokens per move; 0: what the environment declares")] = 0
+    max_turns: Annotated[Natural, Meta(description="turns per episode before it is truncated; 0: what the environment declares")] = 0
+    max_episode_tokens: Annotated[Count, Meta(description="prompt and sampled tokens per episode before it is truncated")] = 65_536
+    episode_timeout_s: Annotated[Positive, Meta(description="wall-clock limit of an episode before it is truncated")] = 300.0
+    request_timeout_s: Annotated[Positive, Meta(description="limit of one generation request")] = 120.0
+    max_restarts: Annotated[Natural, Meta(description="restarts of environment workers in a run before it ends with a fault")] = 5
+    max_failures: Annotated[Natural, Meta(description="failed episodes in a row before the run ends with a fault")] = 20
+
+
+class PolicyConfig(_Section):
+    """The policy server."""
+
+    engine: Annotated[Literal["auto", "vllm", "transformers"], Meta(description="auto: vllm where it is installed, else transformers; said at start")] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Meta(description="auto: bfloat16, and float32 for tiny")] = "auto"
+    max_model_len: Annotated[Count, Meta(description="longest context in tokens; not above the model's own")] = 2048
+    max_live_adapters: Annotated[Natural, Meta(description="adapter versions in one engine batch; 0: derived from agents, depth and opponents")] = 0
+    max_rank: Annotated[Natural, Meta(description="largest LoRA rank the engine is sized for; 0: lora.rank")] = 0
+    max_num_seqs: Annotated[Count, Meta(description="sequences in one engine batch")] = 64
+    kv_cache_mb: Annotated[Count, Meta(description="KV cache of the CPU engine")] = 512
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1, description="share of GPU memory for the engine")] = 0.5
+    threads: Annotated[Count, Meta(description="CPU threads of the engine")] = 1
+    start_timeout_s: Annotated[Positive, Meta(description="longest the engine may take to start")] = 300.0
+
+
+class SyncConfig(_Section):
+    """How adapter versions reach the engine."""
+
+    transport: Annotated[Literal["auto", "nccl", "gloo", "shm", "file"], Meta(description="auto: nccl on GPUs, gloo on CPU")] = "auto"
+    interrupt: Annotated[Literal["turn", "episode"], Meta(description="turn: a new version answers from the next turn on; episode: one version per agent and episode")] = "turn"
+    timeout_s: Annotated[Positive, Meta(description="longest one sync may take before it is given up")] = 60.0
+    probe_mean: Annotated[NonNegative, Meta(description="bound on mean |Δlogprob| trainer against engine after each sync; 0: by dtype (0.02 in float32, 0.15 in bfloat16)")] = 0.0
+
+
+class JuryConfig(_Section):
+    """Who judges environments that ask for a jury."""
+
+    agent: Annotated[str, Meta(description="base, agent@n, or api")] = "base"
+    api_base: Annotated[str, Meta(description="OpenAI-compatible address of an API jury")] = ""
+    api_model: Annotated[str, Meta(description="model name of an API jury; the key is read from SELFPLAY_API_KEY")] = ""
+
+
+class CheckpointConfig(_Section):
+    """What a resume can go back to."""
+
+    every: Annotated[Count, Meta(description="steps between checkpoints")] = 1
+    keep: Annotated[Count, Meta(description="checkpoints kept")] = 2
+
+
+class Config(_Section):
+    """One training run."""
+
+    env: Annotated[str, Meta(description="environment id, for example debate-v0")] = ""
+    env_params: Annotated[dict[str, Scalar], Meta(description="parameters of the environment")] = {}
+    model: Annotated[str, Meta(description="smollm2-135m, tiny, a local folder, or a hub id")] = "smollm2-135m"
+    name: Annotated[str, Meta(description="run name; empty: environment and time")] = ""
+    runs_dir: Annotated[str, Meta(description="where run folders are made")] = "runs"
+    seed: Annotated[int, Meta(ge=0, lt=2**31, description="decides matches, environments and initial adapters")] = 0
+    stall_timeout_s: Annotated[Positive, Meta(description="the run ends with a fault when nothing moved for so long")] = 300.0
+    seats: Annotated[dict[str, SeatConfig], Meta(description="seat → who sits there")] = {}
+    agents: Annotated[dict[str, AgentConfig], Meta(description="agent → what it does differently")] = {}
+    lora: LoraConfig = LoraConfig()
+    train: TrainConfig = TrainConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    buffer: BufferConfig = BufferConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    policy: PolicyConfig = PolicyConfig()
+    sync: SyncConfig = SyncConfig()
+    jury: JuryConfig = JuryConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()

@@ -1,0 +1,145 @@
+"""The environment protocol: what a game must tell.
+
+    game = Nim(random.Random(seed), heap=21)          # one instance is one episode
+    while (seats := game.to_move()):
+        moves = {}
+        for seat in seats:                            # more than one seat: simultaneous, nobody sees a move of this round
+            text = ask(seat, game.rules(seat), game.view(seat), game.legal_moves(seat))
+            moves[seat] = game.parse(seat, text)      # IllegalMove: the seat is told why and tries again, then forfeits
+        game.step(moves)
+    result = game.outcome()
+
+An environment is plain Python: it gets its random generator, does no I/O, and knows nothing of models. A seat that is
+eliminated is simply never returned by ``to_move`` again. Hidden information is whatever ``view`` does not tell a seat.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from selfplay.errors import IllegalMove
+from selfplay.types import Scalar
+
+
+class Forfeit(msgspec.Struct, frozen=True, kw_only=True):
+    """What a seat's illegal moves cost: after ``retries`` further tries the seat forfeits.
+
+    The offender gets ``offender``, every other seat ``others``: one equal result.
+    """
+
+    retries: int = 1
+    offender: float = -1.0
+    others: float = 1.0
+
+
+class JuryQuestion(msgspec.Struct, frozen=True, kw_only=True):
+    """A question answered by the probability mass of ``labels``: an answer always exists and text cannot forge it.
+
+    ``system`` and ``prompt`` form a chat; ``lead`` is the beginning of the juror's answer, up to the label.
+    """
+
+    system: str
+    prompt: str
+    lead: str
+    labels: tuple[str, ...]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """How a game ended: a reward per seat, the winners (empty for a draw), and the game's own words for it."""
+
+    rewards: dict[str, float]
+    winners: tuple[str, ...] = ()
+    reason: str = ""
+    info: dict[str, Scalar] = {}
+
+
+class Environment:
+    """Base class of games. Override ``seats`` and the five methods without a body; keyword parameters of ``__init__``
+    are the environment's typed parameters (bool, int, float or str, each with a default)."""
+
+    seats: Sequence[str] = ()
+    """Names of the places at the table, in turn order. May be set in ``__init__`` when a parameter decides it."""
+    zero_sum: ClassVar[bool] = True
+    reward_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    forfeit: Forfeit = Forfeit()
+    max_turns: ClassVar[int] = 200
+    """Decisions of all seats together after which an episode is cut as ``truncated``."""
+    max_move_tokens: ClassVar[int] = 64
+    """How many tokens a model may sample for one move, unless the run says otherwise."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+
+    def rules(self, seat: str) -> str:
+        """The rules as told to ``seat`` once, before the first turn."""
+        raise NotImplementedError
+
+    def to_move(self) -> Sequence[str]:
+        """Seats that decide now; several for simultaneous moves; empty when the game is over."""
+        raise NotImplementedError
+
+    def view(self, seat: str) -> str:
+        """What ``seat`` is told when it is asked to move: everything it may know and nothing more."""
+        raise NotImplementedError
+
+    def legal_moves(self, seat: str) -> Sequence[str] | None:
+        """The moves ``seat`` may make, or None when any text is a move."""
+        return None
+
+    def parse(self, seat: str, text: str) -> str:
+        """Turn a seat's answer into a move; raise `IllegalMove` with the reason to show the seat.
+
+        The default accepts the legal move that the answer names last (case and punctuation aside), and any text when
+        ``legal_moves`` is None.
+        """
+        legal = self.legal_moves(seat)
+        return text.strip() if legal is None else named_move(text, legal)
+
+    def step(self, moves: Mapping[str, str]) -> None:
+        """Apply one move for every seat of ``to_move``, at once."""
+        raise NotImplementedError
+
+    def outcome(self) -> Outcome:
+        """The result; asked for once, when ``to_move`` is empty and the jury has been heard."""
+        raise NotImplementedError
+
+    def jury_questions(self) -> Sequence[JuryQuestion]:
+        """Questions for the jury when the game is over; empty for games that need no jury."""
+        return ()
+
+    def hear_jury(self, answers: Sequence[Mapping[str, float]]) -> None:
+        """Receive, for each question, label → probability (they sum to 1)."""
+
+    def transcript(self) -> str:
+        """The public record of the game so far, for people who watch."""
+        return ""
+
+
+MAX_PARSED_CHARS = 4096
+
+
+def named_move(text: str, legal: Sequence[str]) -> str:
+    """The legal move that ``text`` names last, as whole words, ignoring case; raises `IllegalMove`.
+
+    Linear in the text; only its last `MAX_PARSED_CHARS` characters are read.
+    """
+    words = _words(text[-MAX_PARSED_CHARS:])
+    best: tuple[int, int, str] | None = None
+    for move in legal:
+        wanted = _words(move)
+        for end in range(len(words), len(wanted) - 1, -1):
+            if words[end - len(wanted) : end] == wanted:
+                best = max(best or (0, 0, ""), (end, len(wanted), move))
+                break
+    if best is None:
+        raise IllegalMove(f"not a legal move; answer with one of: {', '.join(legal)}")
+    return best[2]
+
+
+def _words(text: str) -> list[str]:
+    cleaned = "".join(c if c.isalnum() or c in "-+_" else " " for c in text.casefold())
+    return cleaned.split()

@@ -1,0 +1,34 @@
+"""A child never outlives its parent, however the parent ended, and the last one out removes the runtime folder."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from selfplay.process.runtime import RuntimeDir
+
+ORPHANED_EXIT_CODE = 17
+
+
+def live_with_parent(runtime: Path | None = None, on_orphaned: Callable[[], None] | None = None) -> None:
+    """Watch the lifeline (standard input, held open by the parent) and exit at once when it closes.
+
+    Works for SIGKILL of the parent too: the kernel closes the pipe. ``on_orphaned`` runs first (kill own children), then
+    the run's runtime folder is removed.
+    """
+    threading.Thread(target=_watch, args=(runtime, on_orphaned), name="lifeline", daemon=True).start()
+
+
+def _watch(runtime: Path | None, on_orphaned: Callable[[], None] | None) -> None:
+    while os.read(sys.stdin.fileno(), 4096):
+        pass
+    try:
+        if on_orphaned is not None:
+            on_orphaned()
+    finally:
+        if runtime is not None:
+            RuntimeDir(runtime).remove()
+        os._exit(ORPHANED_EXIT_CODE)

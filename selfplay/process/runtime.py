@@ -1,0 +1,38 @@
+"""One private folder per run for everything that must not outlive it: ipc sockets, shared memory, rendezvous files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+PREFIX = "selfplay-"
+_MAX_SOCKET_PATH = 100
+"""Unix socket paths end at 107 bytes; some are left for the socket's own name."""
+
+
+class RuntimeDir:
+    """A folder of mode 0700, in shared memory where the machine has it, with a path short enough for ipc sockets."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls) -> RuntimeDir:
+        """Make a new one; raises OSError when no candidate place is writable."""
+        for parent in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+            if parent and os.access(parent, os.W_OK) and len(parent) + len(PREFIX) + 8 + 30 < _MAX_SOCKET_PATH:
+                return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)))
+        raise OSError("no writable place with a short path for sockets: /dev/shm, XDG_RUNTIME_DIR and /tmp were tried")
+
+    def endpoint(self, name: str) -> str:
+        """The ipc address of a socket in this folder."""
+        return f"ipc://{self.path / name}"
+
+    def file(self, name: str) -> Path:
+        return self.path / name
+
+    def remove(self) -> None:
+        """Delete the folder and all in it; idempotent."""
+        shutil.rmtree(self.path, ignore_errors=True)

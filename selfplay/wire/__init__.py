@@ -1,0 +1,1 @@
+"""Messages between processes: typed, schema-checked at every ingress, over ZeroMQ."""
