@@ -27,32 +27,32 @@ class Child:
 
     def exit_code(self) -> int | None:
         """None while it runs; negative for a signal."""
-        return self._process.poll()
+        code = self._process.poll()
+        if code is not None:
+            self._drop_lifeline()
+        return code
 
-    def describe_exit(self) -> str:
+    def describe_exit(self, num_lines: int = LOG_TAIL_LINES) -> str:
         """One paragraph: name, exit code or signal, last log lines."""
         code = self.exit_code()
         if code is None:
             how = "is still running"
         elif code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+            how = f"was killed by {_signal_name(-code)}"
         else:
             how = f"ended with exit code {code}"
-        tail = self.log_tail()
+        tail = self.log_tail(num_lines)
         return f"{self.name} (pid {self.pid}) {how}; log {self.log}" + (f"\n{tail}" if tail else "")
 
-    def log_tail(self) -> str:
+    def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
         """The last lines of its log."""
         with contextlib.suppress(OSError), self.log.open("rb") as f:
             f.seek(max(0, self.log.stat().st_size - 8192))
-            return "\n".join(f.read().decode("utf-8", "replace").splitlines()[-LOG_TAIL_LINES:])
+            return "\n".join(f.read().decode("utf-8", "replace").splitlines()[-num_lines:])
         return ""
 
     def stop(self, grace_s: float) -> None:
-        """Close the lifeline and ask to terminate; kill the whole session after ``grace_s``."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        """Ask it to terminate; kill its whole session after ``grace_s``, or sweep what it left in its session."""
         self.signal(signal.SIGTERM)
         deadline = time.monotonic() + grace_s
         while self.exit_code() is None and time.monotonic() < deadline:
@@ -64,22 +64,36 @@ class Child:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL the child and everything in its session, and reap it."""
+        """SIGKILL the child and everything in its session, and reap it; idempotent."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
+        self._drop_lifeline()
+
+    def _drop_lifeline(self) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
 
 def spawn(name: str, module: str, argument: str, *, log: Path, env: Mapping[str, str] | None = None) -> Child:
     """Run ``python -m module argument`` with output appended to ``log``. Never forks this process's state.
 
-    ``env`` replaces the environment when given; otherwise the child inherits it.
+    ``env`` replaces the environment when given; otherwise the child inherits it. The working folder is not searched
+    for modules: a file that happens to lie there cannot take the place of a package.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", module, argument],
+            [sys.executable, "-P", "-m", module, argument],
             stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT,
             env=None if env is None else dict(env), start_new_session=True,
         )  # fmt: skip
     return Child(name, process, log)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

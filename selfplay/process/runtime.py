@@ -10,6 +10,7 @@ from pathlib import Path
 PREFIX = "selfplay-"
 _MAX_SOCKET_PATH = 100
 """Unix socket paths end at 107 bytes; some are left for the socket's own name."""
+_RANDOM_BYTES, _NAME_BYTES = 9, 30
 
 
 class RuntimeDir:
@@ -20,9 +21,9 @@ class RuntimeDir:
 
     @classmethod
     def create(cls) -> RuntimeDir:
-        """Make a new one; raises OSError when no candidate place is writable."""
+        """Make a new one with a name nobody can guess; raises OSError when no candidate place is writable."""
         for parent in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
-            if parent and os.access(parent, os.W_OK) and len(parent) + len(PREFIX) + 8 + 30 < _MAX_SOCKET_PATH:
+            if parent and os.access(parent, os.W_OK | os.X_OK) and _leaves_room(parent):
                 return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)))
         raise OSError("no writable place with a short path for sockets: /dev/shm, XDG_RUNTIME_DIR and /tmp were tried")
 
@@ -36,3 +37,7 @@ class RuntimeDir:
     def remove(self) -> None:
         """Delete the folder and all in it; idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _leaves_room(parent: str) -> bool:
+    return len(os.fsencode(parent)) + len(PREFIX) + _RANDOM_BYTES + _NAME_BYTES < _MAX_SOCKET_PATH

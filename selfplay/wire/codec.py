@@ -23,7 +23,7 @@ class Codec(Generic[T]):
     """Encodes and decodes one (union) type."""
 
     def __init__(self, kind: type[T] | object, *, max_bytes: int = MAX_FRAME_BYTES) -> None:
-        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind, ext_hook=_no_extensions)  # type: ignore[arg-type]
+        self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind, ext_hook=_no_extensions)
         self._max_bytes = max_bytes
 
     def encode(self, message: T) -> bytes:
@@ -56,5 +56,5 @@ def clean_text(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
 
 
-def _no_extensions(code: int, data: memoryview) -> object:
+def _no_extensions(code: int, _data: memoryview) -> object:
     raise WireError(f"MessagePack extension type {code} is refused")

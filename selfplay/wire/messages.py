@@ -34,7 +34,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=T
 # ── controller ⇄ environment worker ──────────────────────────────────────────────────────────────
 
 
-class WorkerHello(_Message, tag="hello"):
+class WorkerHello(_Message, frozen=True, kw_only=True, tag="hello"):
     """First message of a worker process; ``worker`` is unique per process start."""
 
     protocol: int
@@ -42,26 +42,26 @@ class WorkerHello(_Message, tag="hello"):
     pid: int
 
 
-class PlayMatch(_Message, tag="play"):
+class PlayMatch(_Message, frozen=True, kw_only=True, tag="play"):
     """Controller → worker: play this match. The lease ends with `EpisodeDone` or `EpisodeFailed`."""
 
     match: Match
 
 
-class CancelMatch(_Message, tag="cancel"):
+class CancelMatch(_Message, frozen=True, kw_only=True, tag="cancel"):
     """Controller → worker: give this attempt up; answered by `EpisodeFailed` with kind ``cancelled``."""
 
     episode_id: str
 
 
-class EpisodeDone(_Message, tag="done"):
+class EpisodeDone(_Message, frozen=True, kw_only=True, tag="done"):
     """Worker → controller: a whole episode, encoded once by the worker; resent until `EpisodeAck`."""
 
     episode_id: str
     episode: bytes
 
 
-class EpisodeFailed(_Message, tag="failed"):
+class EpisodeFailed(_Message, frozen=True, kw_only=True, tag="failed"):
     """Worker → controller: no episode came of this attempt; resent until `EpisodeAck`.
 
     ``environment``: the game raised (played again it would raise again). ``infrastructure``: void, to be played again.
@@ -73,13 +73,13 @@ class EpisodeFailed(_Message, tag="failed"):
     traceback: Text = ""
 
 
-class EpisodeAck(_Message, tag="ack"):
+class EpisodeAck(_Message, frozen=True, kw_only=True, tag="ack"):
     """Controller → worker: the result of this attempt is safe; the worker may forget it."""
 
     episode_id: str
 
 
-class Drain(_Message, tag="drain"):
+class Drain(_Message, frozen=True, kw_only=True, tag="drain"):
     """Controller → worker: finish what is in flight, then leave."""
 
 
@@ -89,12 +89,12 @@ ControllerMessage = PlayMatch | CancelMatch | EpisodeAck | Drain
 # ── clients ⇄ policy server ──────────────────────────────────────────────────────────────────────
 
 
-class PolicyHello(_Message, tag="hello"):
+class PolicyHello(_Message, frozen=True, kw_only=True, tag="hello"):
     request: RequestId
     protocol: int
 
 
-class PolicyInfo(_Message, tag="info"):
+class PolicyInfo(_Message, frozen=True, kw_only=True, tag="info"):
     """Answer to `PolicyHello`: what is served."""
 
     request: RequestId
@@ -108,7 +108,7 @@ class PolicyInfo(_Message, tag="info"):
     """The fixed tokens on which trainer and engine logprobs are compared after each sync."""
 
 
-class Generate(_Message, tag="generate"):
+class Generate(_Message, frozen=True, kw_only=True, tag="generate"):
     request: RequestId
     episode_id: str
     agent: str
@@ -120,12 +120,12 @@ class Generate(_Message, tag="generate"):
     timeout_s: float
 
 
-class Generated(_Message, tag="generated"):
+class Generated(_Message, frozen=True, kw_only=True, tag="generated"):
     request: RequestId
     answer: Answer
 
 
-class Choose(_Message, tag="choose"):
+class Choose(_Message, frozen=True, kw_only=True, tag="choose"):
     request: RequestId
     agent: str
     pin: Pin
@@ -133,26 +133,26 @@ class Choose(_Message, tag="choose"):
     timeout_s: float
 
 
-class Chosen(_Message, tag="chosen"):
+class Chosen(_Message, frozen=True, kw_only=True, tag="chosen"):
     request: RequestId
     probabilities: dict[str, float]
 
 
-class Cancel(_Message, tag="cancel"):
+class Cancel(_Message, frozen=True, kw_only=True, tag="cancel"):
     """Abort request ``target`` of the same client; idempotent, not answered."""
 
     request: RequestId
     target: RequestId
 
 
-class EndEpisode(_Message, tag="end"):
+class EndEpisode(_Message, frozen=True, kw_only=True, tag="end"):
     """The episode is over: versions it pinned may go. Not answered."""
 
     request: RequestId
     episode_id: str
 
 
-class BeginInstall(_Message, tag="begin"):
+class BeginInstall(_Message, frozen=True, kw_only=True, tag="begin"):
     """Controller → server: get ready to receive ``version``; the engine stages it beside generation."""
 
     request: RequestId
@@ -160,7 +160,7 @@ class BeginInstall(_Message, tag="begin"):
     header: BucketHeader
 
 
-class CommitInstall(_Message, tag="commit"):
+class CommitInstall(_Message, frozen=True, kw_only=True, tag="commit"):
     """Controller → server: the sender is done; verify and make the version addressable. Not yet current."""
 
     request: RequestId
@@ -168,28 +168,28 @@ class CommitInstall(_Message, tag="commit"):
     timeout_s: float
 
 
-class AbortInstall(_Message, tag="abort"):
+class AbortInstall(_Message, frozen=True, kw_only=True, tag="abort"):
     """Controller → server: the sync failed; forget what was staged. The old version goes on serving."""
 
     request: RequestId
     version: PolicyVersion
 
 
-class MakeCurrent(_Message, tag="current"):
+class MakeCurrent(_Message, frozen=True, kw_only=True, tag="current"):
     """Controller → server, once *every* engine has committed: ``pin="turn"`` now means this version."""
 
     request: RequestId
     version: PolicyVersion
 
 
-class Retire(_Message, tag="retire"):
+class Retire(_Message, frozen=True, kw_only=True, tag="retire"):
     """Controller → server: nobody will start on this version any more; dropped when its last user is done."""
 
     request: RequestId
     version: PolicyVersion
 
 
-class Probe(_Message, tag="probe"):
+class Probe(_Message, frozen=True, kw_only=True, tag="probe"):
     """Controller → server: teacher-forced logprobs [T−1] of ``ids`` [T] under a version (None: base)."""
 
     request: RequestId
@@ -197,26 +197,26 @@ class Probe(_Message, tag="probe"):
     ids: tuple[int, ...]
 
 
-class ProbeResult(_Message, tag="probed"):
+class ProbeResult(_Message, frozen=True, kw_only=True, tag="probed"):
     request: RequestId
     logprobs: tuple[float, ...]
 
 
-class Stats(_Message, tag="stats"):
+class Stats(_Message, frozen=True, kw_only=True, tag="stats"):
     request: RequestId
 
 
-class StatsResult(_Message, tag="statsed"):
+class StatsResult(_Message, frozen=True, kw_only=True, tag="statsed"):
     request: RequestId
     values: dict[str, float]
 
 
-class Done(_Message, tag="ok"):
+class Done(_Message, frozen=True, kw_only=True, tag="ok"):
     request: RequestId
     values: dict[str, float] = {}
 
 
-class Refused(_Message, tag="refused"):
+class Refused(_Message, frozen=True, kw_only=True, tag="refused"):
     """The request could not be served. ``kind``: ``bad_request`` is final, ``unavailable`` may be tried again."""
 
     request: RequestId
@@ -240,7 +240,7 @@ class BucketHeader(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The PEFT adapter_config fields an engine needs: r, lora_alpha, target_modules, use_rslora, ..."""
 
 
-class JoinWeights(_Message, tag="join"):
+class JoinWeights(_Message, frozen=True, kw_only=True, tag="join"):
     """Controller → server or trainer: join the weights group; the trainer is rank 0, engine workers follow."""
 
     request: RequestId
@@ -260,7 +260,7 @@ FromPolicy = PolicyInfo | Generated | Chosen | ProbeResult | StatsResult | Done 
 # ── controller ⇄ trainer rank ────────────────────────────────────────────────────────────────────
 
 
-class TrainerHello(_Message, tag="hello"):
+class TrainerHello(_Message, frozen=True, kw_only=True, tag="hello"):
     """First message of a rank: it is up, joined, and its adapters are as ``versions`` say."""
 
     protocol: int
@@ -270,7 +270,7 @@ class TrainerHello(_Message, tag="hello"):
     versions: dict[str, int]
 
 
-class TrainStep(_Message, tag="step"):
+class TrainStep(_Message, frozen=True, kw_only=True, tag="step"):
     """Controller → every rank: one optimizer step.
 
     ``agents`` is the globally agreed, sorted list: every rank runs the same collectives for it, with empty segments for
@@ -303,7 +303,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     num_actions: int
 
 
-class StepDone(_Message, tag="stepped"):
+class StepDone(_Message, frozen=True, kw_only=True, tag="stepped"):
     request: RequestId
     rank: int
     step: int
@@ -312,7 +312,7 @@ class StepDone(_Message, tag="stepped"):
     duration_s: float
 
 
-class Export(_Message, tag="export"):
+class Export(_Message, frozen=True, kw_only=True, tag="export"):
     """Controller → rank 0: write the adapter to ``folder`` (PEFT format) and gather it into a bucket for ``transport``."""
 
     request: RequestId
@@ -322,13 +322,13 @@ class Export(_Message, tag="export"):
     address: str
 
 
-class Exported(_Message, tag="exported"):
+class Exported(_Message, frozen=True, kw_only=True, tag="exported"):
     request: RequestId
     digest: str
     header: BucketHeader
 
 
-class Send(_Message, tag="send"):
+class Send(_Message, frozen=True, kw_only=True, tag="send"):
     """Controller → rank 0: send the exported bucket now (the receivers are waiting)."""
 
     request: RequestId
@@ -336,35 +336,35 @@ class Send(_Message, tag="send"):
     timeout_s: float
 
 
-class TrainerProbe(_Message, tag="probe"):
+class TrainerProbe(_Message, frozen=True, kw_only=True, tag="probe"):
     request: RequestId
     agent: str
     ids: tuple[int, ...]
 
 
-class Save(_Message, tag="save"):
+class Save(_Message, frozen=True, kw_only=True, tag="save"):
     """Controller → every rank: save the training state into ``folder`` (a collective)."""
 
     request: RequestId
     folder: str
 
 
-class Stop(_Message, tag="stop"):
+class Stop(_Message, frozen=True, kw_only=True, tag="stop"):
     request: RequestId
 
 
-class TrainerDone(_Message, tag="ok"):
+class TrainerDone(_Message, frozen=True, kw_only=True, tag="ok"):
     request: RequestId
     rank: int
     values: dict[str, float] = {}
 
 
-class TrainerProbed(_Message, tag="probed"):
+class TrainerProbed(_Message, frozen=True, kw_only=True, tag="probed"):
     request: RequestId
     logprobs: tuple[float, ...]
 
 
-class TrainerFailed(_Message, tag="failed"):
+class TrainerFailed(_Message, frozen=True, kw_only=True, tag="failed"):
     """A rank cannot go on; the full traceback is in its log file."""
 
     request: RequestId

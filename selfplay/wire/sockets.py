@@ -9,12 +9,13 @@ linger 0, identities unique per process start. A listener is an ipc path or loop
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import secrets
+import stat
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from pathlib import Path
+from typing import Any, Protocol
 
 import zmq
 import zmq.asyncio
@@ -25,6 +26,9 @@ from selfplay.wire.codec import MAX_FRAME_BYTES, Codec
 HIGH_WATER_MARK = 2048
 """Messages queued per peer before a sender has to wait."""
 
+MAX_IPC_PATH_BYTES = 107
+"""The kernel's limit on a Unix socket path."""
+
 
 def unique_identity(kind: str) -> bytes:
     """A peer identity that no other process start has."""
@@ -32,8 +36,12 @@ def unique_identity(kind: str) -> bytes:
 
 
 def check_listen_address(address: str, *, has_curve_keys: bool = False) -> str:
-    """Return ``address`` when it may be bound: ipc, loopback tcp, or any tcp with CURVE keys; else `ConfigError`."""
+    """Return ``address`` when it may be bound: a private ipc path, loopback tcp, or any tcp with CURVE keys.
+
+    Raises `ConfigError` for everything else, before a socket exists.
+    """
     if address.startswith("ipc:///"):
+        _check_ipc_path(Path(address.removeprefix("ipc://")))
         return address
     host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
     if address.startswith("tcp://") and (host in {"127.0.0.1", "::1"} or has_curve_keys):
@@ -43,13 +51,31 @@ def check_listen_address(address: str, *, has_curve_keys: bool = False) -> str:
     )
 
 
+def _check_ipc_path(path: Path) -> None:
+    """An ipc socket must fit the kernel's limit and lie in a folder that only its owner can enter."""
+    if len(os.fsencode(path)) > MAX_IPC_PATH_BYTES:
+        raise ConfigError(
+            f"cannot listen on ipc://{path}: socket paths end at {MAX_IPC_PATH_BYTES} bytes; use a shorter folder"
+        )
+    try:
+        folder = path.parent.lstat()
+    except OSError as e:
+        raise ConfigError(f"cannot listen on ipc://{path}: {path.parent} {e.strerror}") from e
+    if not stat.S_ISDIR(folder.st_mode) or folder.st_uid != os.geteuid() or folder.st_mode & 0o077:
+        raise ConfigError(f"refusing to listen on ipc://{path}: {path.parent} must be your own folder of mode 0700")
+
+
 def bind_router(context: zmq.asyncio.Context, address: str) -> zmq.asyncio.Socket:
-    """A bound ROUTER. Raises `ConfigError` for an address that must not or cannot be bound (port in use, ...)."""
+    """A bound ROUTER. Raises `ConfigError` for an address that must not or cannot be bound (port in use, ...).
+
+    A second peer under an identity that is taken is never heard (no hand-over): it cannot steal the first one's replies.
+    """
+    check_listen_address(address)
     socket = _configured(context.socket(zmq.ROUTER))
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
     try:
-        socket.bind(check_listen_address(address))
+        socket.bind(address)
     except zmq.ZMQError as e:
         socket.close()
         raise ConfigError(f"cannot listen on {address}: {e.strerror}") from e
@@ -73,10 +99,33 @@ def _configured(socket: zmq.asyncio.Socket) -> zmq.asyncio.Socket:
 
 
 async def receive(socket: zmq.asyncio.Socket, timeout_s: float | None = None) -> list[bytes] | None:
-    """The next multipart message, or None after ``timeout_s``. Polls first, so a cancel never loses a message."""
-    if not await socket.poll(None if timeout_s is None else int(timeout_s * 1000), zmq.POLLIN):
+    """The next message, or None after ``timeout_s``: ``[identity, data]`` from a ROUTER, ``[data]`` from a DEALER.
+
+    A message of another number of parts comes as an empty ``data``, which no codec takes for a message; surplus parts
+    are thrown away one at a time, never gathered. Waiting and taking are apart, so a cancelled call never loses a
+    message; and every call lets other tasks run once, so a flood of messages does not starve the loop.
+    """
+    await asyncio.sleep(0)
+    frames = await _take(socket)
+    if frames is None and await socket.poll(None if timeout_s is None else int(timeout_s * 1000)):
+        frames = await _take(socket)
+    return frames
+
+
+async def _take(socket: zmq.asyncio.Socket) -> list[bytes] | None:
+    """A waiting message, or None. Does not suspend: a non-blocking receive is answered on the spot."""
+    wanted = 2 if socket.socket_type == zmq.ROUTER else 1
+    try:
+        frames = [await socket.recv(zmq.NOBLOCK)]
+    except zmq.Again:
         return None
-    return cast("list[bytes]", await socket.recv_multipart())
+    num_parts = 1
+    while socket.getsockopt(zmq.RCVMORE):
+        frame = await socket.recv(zmq.NOBLOCK)
+        num_parts += 1
+        if num_parts <= wanted:
+            frames.append(frame)
+    return frames if num_parts == wanted else [*frames[: wanted - 1], b""]
 
 
 async def route(socket: zmq.asyncio.Socket, identity: bytes, data: bytes) -> bool:
@@ -99,51 +148,66 @@ class HasRequest(Protocol):
     def request(self) -> int: ...
 
 
-Reply = TypeVar("Reply")
-
-
 class Caller:
     """Requests over one DEALER, many at a time, matched to replies by request id.
 
-    >>> caller = Caller(socket, Codec(ToPolicy), Codec(FromPolicy))
+    >>> caller = Caller(socket, Codec(ToPolicy), Codec(FromPolicy), "policy server")
     >>> reply = await caller.call(lambda request: Probe(request=request, ...), timeout_s=5.0)
 
-    A reply of unknown id (late, after a timeout) is dropped and counted in ``num_late``.
+    A reply of unknown id (late, after a timeout) is dropped and counted in ``num_late``; a frame that is no valid
+    message in ``num_bad_frames``; a post that found the peer's queue full in ``num_unsent``.
     """
 
     def __init__(self, socket: zmq.asyncio.Socket, outgoing: Codec[Any], incoming: Codec[Any], peer: str) -> None:
         self._socket, self._out, self._in, self._peer = socket, outgoing, incoming, peer
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[HasRequest]] = {}
-        self._reader = asyncio.create_task(self._read(), name=f"replies of {peer}")
+        self._num_blocked = 0
+        self._broken: Exception | None = None
         self.num_late = 0
         self.num_bad_frames = 0
+        self.num_unsent = 0
+        self._reader = asyncio.create_task(self._read(), name=f"replies of {peer}")
+        self._reader.add_done_callback(self._reader_ended)
+
+    @property
+    def num_open(self) -> int:
+        """Calls that wait for their reply."""
+        return len(self._waiting)
 
     async def call(self, make: Callable[[int], HasRequest], *, timeout_s: float, cancel: Callable[[int, int], HasRequest] | None = None) -> Any:
         """Send ``make(request_id)`` and return its reply.
 
-        Raises `EngineError` after ``timeout_s`` or when the reader failed. When the caller is cancelled or times out,
-        ``cancel(new_id, request_id)`` is sent, so that the server stops working for nobody.
+        Raises `EngineError` after ``timeout_s`` (which covers waiting for room in the queue too), when the reader failed,
+        or when the connection was closed. When the caller is cancelled or times out, ``cancel(new_id, request_id)`` is
+        sent, so that the server stops working for nobody.
         """
+        if self._broken is not None:
+            raise self._broken
         request = next(self._ids)
-        future: asyncio.Future[HasRequest] = asyncio.get_running_loop().create_future()
-        self._waiting[request] = future
+        data = self._out.encode(make(request))
+        self._waiting[request] = future = asyncio.get_running_loop().create_future()
         try:
-            await self._socket.send(self._out.encode(make(request)))
-            return await asyncio.wait_for(future, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._send(data)
+                return await future
         except TimeoutError:
             self._withdraw(request, cancel)
-            raise EngineError(f"{self._peer} did not answer within {timeout_s:.0f} s") from None
+            raise EngineError(f"{self._peer} did not answer within {timeout_s:g} s") from None
         except asyncio.CancelledError:
             self._withdraw(request, cancel)
             raise
         finally:
-            self._waiting.pop(request, None)
+            del self._waiting[request]
 
     def post(self, make: Callable[[int], HasRequest]) -> None:
-        """Send a message that has no reply; dropped when the peer's queue is full."""
-        with contextlib.suppress(zmq.Again):
-            zmq.Socket.send(_plain(self._socket), self._out.encode(make(next(self._ids))), zmq.NOBLOCK)
+        """Send a message that has no reply; dropped and counted when the peer's queue is full or the socket is closed."""
+        if self._num_blocked or self._socket.closed:
+            self.num_unsent += 1
+            return
+        # A non-blocking send with no other send waiting is carried out before this returns.
+        sent = asyncio.ensure_future(self._socket.send(self._out.encode(make(next(self._ids))), zmq.NOBLOCK))
+        sent.add_done_callback(self._posted)
 
     def fail(self, error: Exception) -> None:
         """End every open call with ``error`` (the peer is known to be dead)."""
@@ -152,22 +216,33 @@ class Caller:
                 future.set_exception(error)
 
     async def close(self) -> None:
-        """Stop reading and close the socket; open calls fail."""
+        """Stop reading and close the socket; open calls fail, later ones are refused."""
+        self._broken = EngineError(f"connection to {self._peer} was closed")
         self._reader.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._reader
-        self.fail(EngineError(f"connection to {self._peer} was closed"))
+        await asyncio.wait([self._reader])
+        self.fail(self._broken)
         self._socket.close()
 
+    async def _send(self, data: bytes) -> None:
+        self._num_blocked += 1
+        try:
+            await self._socket.send(data)
+        finally:
+            self._num_blocked -= 1
+
     def _withdraw(self, request: int, cancel: Callable[[int, int], HasRequest] | None) -> None:
-        if cancel is not None and not self._socket.closed:
+        if cancel is not None:
             self.post(lambda new: cancel(new, request))
+
+    def _posted(self, sent: asyncio.Future[Any]) -> None:
+        if sent.cancelled() or sent.exception() is not None:
+            self.num_unsent += 1
 
     async def _read(self) -> None:
         while True:
             frames = await receive(self._socket)
             try:
-                message = self._in.decode(frames[-1] if frames else b"")
+                message = self._in.decode(frames[0] if frames else b"")
             except WireError:
                 self.num_bad_frames += 1
                 continue
@@ -177,6 +252,9 @@ class Caller:
             else:
                 future.set_result(message)
 
-
-def _plain(socket: zmq.asyncio.Socket) -> zmq.Socket[bytes]:
-    return zmq.Socket.shadow(socket.underlying)
+    def _reader_ended(self, reader: asyncio.Task[None]) -> None:
+        """Nobody reads replies any more: whatever ended the reader ends every open and later call."""
+        error = None if reader.cancelled() else reader.exception()
+        if self._broken is None:
+            self._broken = EngineError(f"nothing reads the replies of {self._peer} any more: {error or 'reader cancelled'}")
+        self.fail(self._broken)
