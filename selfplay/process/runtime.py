@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 
 PREFIX = "selfplay-"
+PARENT_VARIABLE = "SELFPLAY_RUNTIME_DIR"
+"""Environment variable that names another place for runtime folders, for machines whose shared memory is tiny."""
 _MAX_SOCKET_PATH = 100
 """Unix socket paths end at 107 bytes; some are left for the socket's own name."""
 _RANDOM_BYTES, _NAME_BYTES = 9, 30
@@ -22,10 +24,13 @@ class RuntimeDir:
     @classmethod
     def create(cls) -> RuntimeDir:
         """Make a new one with a name nobody can guess; raises OSError when no candidate place is writable."""
-        for parent in ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp"):
+        asked = os.environ.get(PARENT_VARIABLE)
+        places = (asked,) if asked else ("/dev/shm", os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp")
+        for parent in places:
             if parent and os.access(parent, os.W_OK | os.X_OK) and _leaves_room(parent):
                 return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)))
-        raise OSError("no writable place with a short path for sockets: /dev/shm, XDG_RUNTIME_DIR and /tmp were tried")
+        tried = ", ".join(p for p in places if p)
+        raise OSError(f"no writable place with a short path for sockets; tried {tried}; {PARENT_VARIABLE} names another")
 
     def endpoint(self, name: str) -> str:
         """The ipc address of a socket in this folder."""
