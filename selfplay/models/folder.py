@@ -1,0 +1,164 @@
+"""One model folder in Hugging Face format, checked before anything heavy is imported.
+
+In: a folder. Out: a `ResolvedModel`, or a `UserError` that says what is missing or not allowed. Weights are read from
+safetensors only, and nothing in the folder is ever executed.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from selfplay.errors import UserError
+from selfplay.models.cache import cached_digest
+
+Kind = Literal["local", "tiny", "smollm2", "hub"]
+
+MAX_JSON_BYTES = 64 << 20
+MAX_HEADER_BYTES = 100 << 20
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_NOT_LORA = {"embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out"}
+
+
+class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A base model as it lies on disk: what server and trainer load, and what the run records."""
+
+    name: str
+    """As the user wrote it."""
+    path: Path
+    digest: str
+    """sha256 over the weight files."""
+    kind: Kind
+    model_type: str
+    default_dtype: Literal["float32", "bfloat16"]
+    """What ``dtype=auto`` means: float32 for models stored in float32, bfloat16 for all others."""
+    max_position_embeddings: int
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    linear_names: tuple[str, ...]
+    """Last names of the projection matrices (``q_proj``, ...): what a LoRA adapter can be put on. Sorted."""
+    num_bytes: int
+    """Size of the weights."""
+
+
+def inspect_folder(name: str, path: Path, kind: Kind, cache: Path) -> ResolvedModel:
+    """Check the folder and read what a run needs to know. Raises `UserError` naming file and remedy."""
+    config = read_json(path / "config.json", name)
+    weights = weight_files(path, name)
+    _check_tokenizer(path, name)
+    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    stored = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype") or "")
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str):
+        raise UserError(f"model {name!r}: {path / 'config.json'} names no model_type")
+    return ResolvedModel(
+        name=name,
+        path=path,
+        digest=cached_digest(weights, cache),
+        kind=kind,
+        model_type=model_type,
+        default_dtype="float32" if stored == "float32" else "bfloat16",
+        max_position_embeddings=_size(text, ("max_position_embeddings", "n_positions"), path, name),
+        vocab_size=_size(text, ("vocab_size",), path, name),
+        hidden_size=_size(text, ("hidden_size", "n_embd"), path, name),
+        num_layers=_size(text, ("num_hidden_layers", "n_layer"), path, name),
+        linear_names=_linear_names(weights, name),
+        num_bytes=sum(w.stat().st_size for w in weights),
+    )
+
+
+def weight_files(path: Path, name: str) -> tuple[Path, ...]:
+    """The safetensors files of the model, in name order."""
+    if not path.is_dir():
+        raise UserError(f"model {name!r}: {path} is not a folder")
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        mapping = read_json(index, name).get("weight_map")
+        files = sorted(set(mapping.values())) if isinstance(mapping, dict) else []
+        if not files or not all(isinstance(f, str) and Path(f).name == f for f in files):
+            raise UserError(f"model {name!r}: {index} has no usable weight_map")
+    else:
+        files = sorted(p.name for p in path.glob("*.safetensors"))
+    missing = [f for f in files if not (path / f).is_file()]
+    if missing:
+        raise UserError(f"model {name!r}: {path} lacks {missing[0]}, which its index names")
+    if files:
+        return tuple(path / f for f in files)
+    if any(p.suffix in PICKLES for p in path.iterdir()):
+        raise UserError(
+            f"model {name!r}: {path} holds pickled weights only, which can run code when loaded; "
+            "convert them to safetensors"
+        )
+    raise UserError(f"model {name!r}: {path} holds no *.safetensors")
+
+
+def read_json(path: Path, name: str) -> dict[str, Any]:
+    """A JSON object from ``path``; raises `UserError` when it is missing, too large or not one."""
+    try:
+        if path.stat().st_size > MAX_JSON_BYTES:
+            raise UserError(f"model {name!r}: {path} is larger than {MAX_JSON_BYTES} bytes")
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"model {name!r}: {path} does not exist; a model folder is in Hugging Face format") from None
+    except OSError as e:
+        raise UserError(f"model {name!r}: cannot read {path}: {e.strerror}") from e
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"model {name!r}: {path} is not valid JSON: {e}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"model {name!r}: {path} does not hold a JSON object")
+    return value
+
+
+def _check_tokenizer(path: Path, name: str) -> None:
+    if not any((path / t).is_file() for t in _TOKENIZERS):
+        raise UserError(f"model {name!r}: {path} has no tokenizer (one of {', '.join(_TOKENIZERS)})")
+    has_template = (path / "chat_template.jinja").is_file() or (path / "chat_template.json").is_file()
+    if not has_template and not read_json(path / "tokenizer_config.json", name).get("chat_template"):
+        raise UserError(f"model {name!r}: its tokenizer has no chat template; use a chat (instruct) model")
+
+
+def _linear_names(weights: tuple[Path, ...], name: str) -> tuple[str, ...]:
+    found: set[str] = set()
+    for path in weights:
+        for tensor, entry in _safetensors_header(path, name).items():
+            parts = tensor.split(".")
+            if len(entry.get("shape", ())) == 2 and len(parts) > 2 and parts[-1] == "weight":
+                found.add(parts[-2])
+    return tuple(sorted(found - _NOT_LORA))
+
+
+def _safetensors_header(path: Path, name: str) -> dict[str, Any]:
+    try:
+        with path.open("rb") as f:
+            size = path.stat().st_size
+            length = struct.unpack("<Q", f.read(8).ljust(8, b"\0"))[0]
+            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+                raise UserError(
+                    f"model {name!r}: {path} is not a safetensors file (header of {length} in {size} bytes)"
+                )
+            header = json.loads(f.read(length))
+    except OSError as e:
+        raise UserError(f"model {name!r}: cannot read {path}: {e.strerror}") from e
+    except (ValueError, RecursionError) as e:
+        raise UserError(f"model {name!r}: {path} is not a safetensors file: {e}") from None
+    tensors = {k: v for k, v in header.items() if k != "__metadata__"} if isinstance(header, dict) else {}
+    if not tensors or not all(isinstance(v, dict) for v in tensors.values()):
+        raise UserError(f"model {name!r}: {path} holds no tensors")
+    end = max(v.get("data_offsets", (0, 0))[1] for v in tensors.values())
+    if end != size - 8 - length:
+        raise UserError(f"model {name!r}: {path} is cut off or damaged: {size - 8 - length} of {end} bytes of tensors")
+    return tensors
+
+
+def _size(config: dict[str, Any], keys: tuple[str, ...], path: Path, name: str) -> int:
+    for key in keys:
+        value = config.get(key)
+        if isinstance(value, int) and value > 0:
+            return value
+    raise UserError(f"model {name!r}: {path / 'config.json'} has no {keys[0]}")

@@ -1,0 +1,190 @@
+"""What an adapter folder may hold, checked before anything loads it: plain LoRA in safetensors, nothing executable.
+
+Reads only the safetensors header (JSON, bounded) and adapter_config.json; needs no torch. An adapter folder may come
+from somebody else, so every size and offset is checked, and what could run code on load is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from selfplay.errors import StoreError
+from selfplay.store.atomic import store_errors
+from selfplay.types import Scalar
+
+WEIGHTS_NAME = "adapter_model.safetensors"
+CONFIG_NAME = "adapter_config.json"
+MAX_HEADER_BYTES = 16 << 20
+MAX_CONFIG_BYTES = 1 << 20
+MAX_RANK = 4096
+_ALLOWED = {WEIGHTS_NAME, CONFIG_NAME, "version.json", "README.md"}
+_DTYPES = {"F32": ("float32", 4), "BF16": ("bfloat16", 2), "F16": ("float16", 2)}
+_NAME = re.compile(r"base_model\.model\.[A-Za-z0-9_.]{1,400}\.lora_(A|B)\.weight\Z")
+_CHUNK = 1 << 20
+
+
+class TensorEntry(NamedTuple):
+    """One tensor of the file: where its bytes lie in the data section."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def check_folder(folder: Path) -> None:
+    """Raise `StoreError` naming the first thing in the folder that an adapter must not have."""
+    with store_errors(folder):
+        if folder.is_symlink() or not folder.is_dir():
+            raise StoreError(f"{folder} is not an adapter folder")
+        for entry in sorted(folder.iterdir()):
+            if entry.is_symlink() or not entry.is_file():
+                raise StoreError(f"{entry} is a link or not a plain file; an adapter folder holds plain files only")
+            if entry.name not in _ALLOWED:
+                raise StoreError(
+                    f"{entry} does not belong in an adapter folder; weights are read from {WEIGHTS_NAME} only"
+                )
+    config = read_config(folder)
+    _check_pairs(folder, read_entries(folder)[1], config)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """adapter_config.json, checked: LoRA, sane rank and alpha, nothing that makes a loader import or fetch code."""
+    path = folder / CONFIG_NAME
+    with store_errors(path):
+        if path.stat().st_size > MAX_CONFIG_BYTES:
+            raise StoreError(f"{path} has {path.stat().st_size} bytes; at most {MAX_CONFIG_BYTES} are read")
+        config = _json_object(path, path.read_bytes())
+    if config.get("peft_type") != "LORA":
+        raise StoreError(f"{path}: peft_type is {config.get('peft_type')!r}; only LORA is supported")
+    rank, alpha = config.get("r"), config.get("lora_alpha")
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
+        raise StoreError(f"{path}: r is {rank!r}, expected 1..{MAX_RANK}")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha) or alpha <= 0:
+        raise StoreError(f"{path}: lora_alpha is {alpha!r}, expected a number above 0")
+    _refuse_code(path, config)
+    return config
+
+
+def engine_config(config: dict[str, Any]) -> dict[str, Scalar | list[str]]:
+    """The fields of an adapter_config that are plain values: what a `BucketHeader` carries to an engine."""
+    return {k: v for k, v in config.items() if isinstance(v, bool | int | float | str) or _is_str_list(v)}
+
+
+def read_entries(folder: Path) -> tuple[int, tuple[TensorEntry, ...]]:
+    """(offset of the data section in the file, tensors by position), checked to tile the file exactly."""
+    path = folder / WEIGHTS_NAME
+    with store_errors(path), path.open("rb") as f:
+        size = path.stat().st_size
+        length = int.from_bytes(f.read(8), "little")
+        if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            raise StoreError(
+                f"{path}: header of {length} bytes in a file of {size}; at most {MAX_HEADER_BYTES} are read"
+            )
+        header = _json_object(path, f.read(length))
+    header.pop("__metadata__", None)
+    entries = sorted((_entry(path, name, value) for name, value in header.items()), key=lambda e: (e.start, e.end))
+    edge = 0
+    for e in entries:
+        if e.start != edge:
+            raise StoreError(f"{path}: tensor {e.name!r} starts at byte {e.start}, expected {edge}: gap or overlap")
+        edge = e.end
+    if not entries or edge != size - 8 - length:
+        raise StoreError(f"{path}: tensors end at byte {edge} of {size - 8 - length}")
+    return 8 + length, tuple(entries)
+
+
+def folder_digest(folder: Path) -> str:
+    """sha256 over the weights file and the canonical form (sorted keys, no spaces) of adapter_config.json."""
+    config = json.dumps(read_config(folder), sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    digest = hashlib.sha256(len(config).to_bytes(8, "little") + config)
+    path = folder / WEIGHTS_NAME
+    with store_errors(path), path.open("rb") as f:
+        while chunk := f.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def data_crc32(folder: Path, offset: int) -> int:
+    """crc32 of the data section of the weights file."""
+    crc, path = 0, folder / WEIGHTS_NAME
+    with store_errors(path), path.open("rb") as f:
+        f.seek(offset)
+        while chunk := f.read(_CHUNK):
+            crc = zlib.crc32(chunk, crc)
+    return crc
+
+
+def bucket_dtype(path: Path, entries: tuple[TensorEntry, ...]) -> tuple[str, int]:
+    """(dtype name, bytes per element) when all tensors share one; else `StoreError`."""
+    found = {e.dtype for e in entries}
+    if len(found) != 1:
+        raise StoreError(f"{path} mixes the dtypes {', '.join(sorted(found))}; an adapter has one")
+    return _DTYPES[found.pop()]
+
+
+def _entry(path: Path, name: str, value: Any) -> TensorEntry:
+    if not _NAME.match(name):
+        raise StoreError(f"{path}: tensor {name[:120]!r} is not a LoRA matrix (base_model.model.….lora_A|B.weight)")
+    try:
+        dtype, shape, (start, end) = value["dtype"], value["shape"], value["data_offsets"]
+        sizes = (*shape, start, end)
+    except (TypeError, KeyError, ValueError):
+        raise StoreError(f"{path}: the header entry of {name!r} is malformed") from None
+    if dtype not in _DTYPES or not all(type(n) is int and 0 <= n < 2**48 for n in sizes):
+        raise StoreError(f"{path}: {name!r} has dtype {dtype!r}, shape {shape}, offsets {start}..{end}")
+    if len(shape) != 2 or math.prod(shape) * _DTYPES[dtype][1] != end - start:
+        raise StoreError(f"{path}: {name!r} of shape {shape} does not fill its {end - start} bytes")
+    return TensorEntry(name, dtype, tuple(shape), start, end)
+
+
+def _check_pairs(folder: Path, entries: tuple[TensorEntry, ...], config: dict[str, Any]) -> None:
+    """Every A [r, in] has its B [out, r], and one rank unless the config patterns it."""
+    shapes = {e.name: e.shape for e in entries}
+    for name, shape in shapes.items():
+        is_a = name.endswith(".lora_A.weight")
+        stem = name.removesuffix(".lora_A.weight" if is_a else ".lora_B.weight")
+        partner = shapes.get(f"{stem}.lora_{'B' if is_a else 'A'}.weight")
+        rank = shape[0] if is_a else shape[1]
+        if partner is None or rank != (partner[1] if is_a else partner[0]):
+            raise StoreError(f"{folder}: {name!r} of shape {shape} has no partner of the same rank (it is {partner})")
+        if not config.get("rank_pattern") and rank != config["r"]:
+            raise StoreError(f"{folder}: {name!r} has rank {rank} but {CONFIG_NAME} says r = {config['r']}")
+
+
+def _refuse_code(path: Path, config: dict[str, Any]) -> None:
+    base = config.get("base_model_name_or_path")
+    if base is not None and (not isinstance(base, str) or "://" in base):
+        raise StoreError(f"{path}: base_model_name_or_path {base!r} points to a remote place")
+    if config.get("trust_remote_code") or config.get("auto_map"):
+        raise StoreError(f"{path} asks for remote code (trust_remote_code or auto_map): refused")
+    mapping = config.get("auto_mapping")
+    library = mapping.get("parent_library") if isinstance(mapping, dict) else None
+    if mapping is not None and (not isinstance(library, str) or library.partition(".")[0] != "transformers"):
+        raise StoreError(f"{path}: auto_mapping would import {library!r}: refused")
+
+
+def _json_object(path: Path, data: bytes) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) != len(pairs):
+            raise ValueError("a key occurs twice")
+        return dict(pairs)
+
+    try:
+        value = json.loads(data, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as e:
+        raise StoreError(f"{path} is not valid JSON: {e}") from None
+    if not isinstance(value, dict):
+        raise StoreError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _is_str_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(x, str) for x in value)
