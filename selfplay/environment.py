@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import msgspec
 
@@ -59,16 +58,18 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 class Environment:
     """Base class of games. Override ``seats`` and the five methods without a body; keyword parameters of ``__init__``
-    are the environment's typed parameters (bool, int, float or str, each with a default)."""
+    are the environment's typed parameters (bool, int, float or str, each with a default). A value of a parameter that
+    the game cannot be played with is a `ConfigError`. What depends on a parameter may be set in ``__init__``."""
 
     seats: Sequence[str] = ()
     """Names of the places at the table, in turn order. May be set in ``__init__`` when a parameter decides it."""
-    zero_sum: ClassVar[bool] = True
-    reward_range: ClassVar[tuple[float, float]] = (-1.0, 1.0)
+    zero_sum: bool = True
+    reward_range: tuple[float, float] = (-1.0, 1.0)
+    """Rewards outside this range are a fault of the environment."""
     forfeit: Forfeit = Forfeit()
-    max_turns: ClassVar[int] = 200
+    max_turns: int = 200
     """Decisions of all seats together after which an episode is cut as ``truncated``."""
-    max_move_tokens: ClassVar[int] = 64
+    max_move_tokens: int = 64
     """How many tokens a model may sample for one move, unless the run says otherwise."""
 
     def __init__(self, rng: random.Random) -> None:

@@ -1,0 +1,147 @@
+"""A small client of OpenAI-compatible chat completions, for API players and API juries. Standard library only.
+
+In: messages and sampling fields. Out: one `Choice`. The key is read from the environment variable SELFPLAY_API_KEY when
+a request is made; it is stored nowhere and is in no message. Requests have a timeout and bounded retries; cancelling
+one closes its connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import os
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import msgspec
+
+from selfplay.agent import Message
+from selfplay.errors import ConfigError, EngineError
+from selfplay.play.threads import in_thread
+
+KEY_VARIABLE = "SELFPLAY_API_KEY"
+MAX_REPLY_BYTES = 8 << 20
+_RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
+
+
+class TopLogprob(msgspec.Struct, frozen=True):
+    token: str
+    logprob: float
+
+
+class _TokenLogprob(msgspec.Struct, frozen=True):
+    top_logprobs: tuple[TopLogprob, ...] = ()
+
+
+class _Logprobs(msgspec.Struct, frozen=True):
+    content: tuple[_TokenLogprob, ...] | None = None
+
+
+class _Message(msgspec.Struct, frozen=True):
+    content: str | None = None
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What the API answered."""
+
+    message: _Message
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+    @property
+    def text(self) -> str:
+        return self.message.content or ""
+
+    def first_top_logprobs(self) -> tuple[TopLogprob, ...]:
+        """Alternatives for the first sampled token; empty when the API gave none."""
+        content = self.logprobs.content if self.logprobs is not None else None
+        return content[0].top_logprobs if content else ()
+
+
+class _Completion(msgspec.Struct, frozen=True):
+    choices: tuple[Choice, ...]
+
+
+class _Retry(Exception):
+    """An answer that may be different next time."""
+
+
+class ChatApi:
+    """One endpoint and model. ``base`` is the address up to ``/chat/completions``, for example http://host:8000/v1."""
+
+    def __init__(
+        self, base: str, model: str, *, timeout_s: float = 60.0, retries: int = 3, backoff_s: float = 0.5
+    ) -> None:
+        url = urlsplit(base)
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise ConfigError(f"API address {base!r} is not of the form https://host/v1")
+        if url.username or url.password:
+            raise ConfigError(f"API address of {url.hostname} contains a user or password; put the key into {KEY_VARIABLE}")
+        if not model:
+            raise ConfigError(f"no model name was given for the API at {base}")
+        self._secure, self._host, self._port = url.scheme == "https", url.hostname, url.port
+        self._path = url.path.rstrip("/") + "/chat/completions"
+        self.model = model
+        self._timeout_s, self._retries, self._backoff_s = timeout_s, retries, backoff_s
+
+    async def complete(self, messages: Sequence[Message], **fields: object) -> Choice:
+        """One chat completion; raises `EngineError` when none can be had."""
+        body = {"model": self.model, "messages": [{"role": m.role, "content": m.content} for m in messages], **fields}
+        data = msgspec.json.encode(body)
+        for attempt in range(self._retries + 1):
+            try:
+                return _choice(await self._post(data))
+            except _Retry as e:
+                if attempt == self._retries:
+                    raise EngineError(f"API at {self._host} failed {attempt + 1} times, last: {e}") from None
+                await asyncio.sleep(self._backoff_s * 2**attempt)
+        raise AssertionError("the loop returns or raises")
+
+    async def _post(self, data: bytes) -> bytes:
+        connection = self._connection()
+        try:
+            status, reply = await in_thread(lambda: self._exchange(connection, data))
+        except (OSError, http.client.HTTPException) as e:
+            raise _Retry(f"{type(e).__name__}: {e}") from None
+        finally:
+            _abort(connection)
+        if status in _RETRIED:
+            raise _Retry(f"HTTP status {status}")
+        if status != 200:
+            hint = f"; is {KEY_VARIABLE} set?" if status in (401, 403) else ""
+            raise EngineError(f"API at {self._host} refused the request with HTTP status {status}{hint}")
+        return reply
+
+    def _connection(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        return kind(self._host, self._port, timeout=self._timeout_s)
+
+    def _exchange(self, connection: http.client.HTTPConnection, data: bytes) -> tuple[int, bytes]:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        if key := os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
+        connection.request("POST", self._path, body=data, headers=headers)
+        response = connection.getresponse()
+        reply = response.read(MAX_REPLY_BYTES + 1)
+        if len(reply) > MAX_REPLY_BYTES:
+            raise EngineError(f"API at {self._host} answered with more than {MAX_REPLY_BYTES} bytes")
+        return response.status, reply
+
+
+def _choice(reply: bytes) -> Choice:
+    try:
+        completion = msgspec.json.decode(reply, type=_Completion)
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise _Retry(f"the reply is not a chat completion: {e}") from None
+    if not completion.choices:
+        raise _Retry("the reply holds no choice")
+    return completion.choices[0]
+
+
+def _abort(connection: http.client.HTTPConnection) -> None:
+    """End the connection, also under a thread that still waits on it."""
+    if connection.sock is not None:
+        with contextlib.suppress(OSError):
+            connection.sock.shutdown(2)
+    connection.close()

@@ -1,0 +1,152 @@
+"""The game's side of the loop: one environment instance, called only inside its isolation, its answers checked.
+
+In: seats' texts. Out: decisions to be made, moves, the outcome. Whatever the environment raises, and whatever it
+returns that it may not, becomes an `EnvironmentFault` with the original traceback and the place in the game.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from selfplay.agent import Decision
+from selfplay.environment import Environment, JuryQuestion, Outcome
+from selfplay.errors import EnvironmentFault, IllegalMove
+from selfplay.play.normalise import checked_outcome, checked_rewards
+from selfplay.play.text import clean
+from selfplay.registry.isolation import Isolation
+from selfplay.types import derive_seed
+
+
+class Table:
+    """An environment under guard. Not for use by several episodes."""
+
+    def __init__(self, env_id: str, environment: Environment, seed: int) -> None:
+        self.seats = tuple(environment.seats)
+        self._environment = environment
+        self._inside = _Inside(env_id, seed)
+        self._rules: dict[str, str] = {}
+
+    @property
+    def forfeit(self) -> tuple[int, float, float]:
+        """(retries, offender's reward, the others' reward) as the environment declares."""
+        f = self._environment.forfeit
+        return f.retries, f.offender, f.others
+
+    @property
+    def num_printed_chars(self) -> int:
+        return self._inside.isolation.num_printed_chars
+
+    def open_round(self, number: int) -> tuple[Decision, ...]:
+        """One decision per seat that moves now, all made before any seat is asked; empty when the game is over."""
+        inside, game = self._inside, self._environment
+        inside.turn, inside.seat = number, ""
+        with inside:
+            seats = tuple(game.to_move())
+            for seat in seats:
+                inside.seat = seat
+                if seat not in self.seats:
+                    raise ValueError(f"to_move() named {seat!r}, which is not a seat: {', '.join(self.seats)}")
+            if len(set(seats)) != len(seats):
+                raise ValueError(f"to_move() named a seat twice: {seats!r}")
+            return tuple([self._decision(seat, number) for seat in seats])
+
+    def _decision(self, seat: str, number: int) -> Decision:
+        game = self._environment
+        self._inside.seat = seat
+        if seat not in self._rules:
+            self._rules[seat] = _text(game.rules(seat), "rules")
+        legal = game.legal_moves(seat)
+        if legal is not None:
+            legal = tuple([clean(str(move)) for move in legal])
+            if not legal:
+                raise ValueError("legal_moves() is empty for a seat that is to move")
+        view = _text(game.view(seat), "view")
+        return Decision(seat=seat, round=number, rules=self._rules[seat], view=view, legal_moves=legal)
+
+    def parse(self, seat: str, text: str) -> str:
+        """The seat's move; raises `IllegalMove` as the environment does."""
+        self._inside.seat = seat
+        with self._inside:
+            return _text(self._environment.parse(seat, text), "parse")
+
+    def step(self, moves: Mapping[str, str]) -> None:
+        """Apply the round's moves at once."""
+        inside = self._inside
+        inside.seat = next(iter(moves)) if len(moves) == 1 else ""
+        with inside:
+            try:
+                self._environment.step(moves)
+            except IllegalMove as e:
+                raise ValueError(f"step() raised IllegalMove({e}); a move is refused in parse()") from e
+
+    def jury_questions(self) -> tuple[JuryQuestion, ...]:
+        """What the game asks its jury."""
+        self._inside.seat = ""
+        with self._inside:
+            return tuple(_question(q) for q in self._environment.jury_questions())
+
+    def hear_jury(self, answers: Sequence[Mapping[str, float]]) -> None:
+        """Tell the game what the jury said."""
+        with self._inside:
+            self._environment.hear_jury(answers)
+
+    def outcome(self) -> Outcome:
+        """The checked result of a game that is over."""
+        self._inside.seat = ""
+        with self._inside:
+            return checked_outcome(self._environment, self._environment.outcome())
+
+    def forfeit_rewards(self, offenders: Sequence[str]) -> dict[str, float]:
+        """What the declared forfeit gives each seat.
+
+        When several seats forfeit in one round of a zero-sum game, the others share what those lose; when all do,
+        nobody is ahead and all get 0.
+        """
+        self._inside.seat = offenders[0]
+        with self._inside:
+            declared, num_others = self._environment.forfeit, len(self.seats) - len(offenders)
+            others = declared.others
+            if len(offenders) > 1 and self._environment.zero_sum and num_others:
+                others = -declared.offender * len(offenders) / num_others
+            if len(offenders) > 1 and not num_others:
+                return dict.fromkeys(self.seats, 0.0)
+            rewards = {s: declared.offender if s in offenders else others for s in self.seats}
+            return checked_rewards(self._environment, rewards)
+
+
+class _Inside:
+    """The boundary to environment code: isolation on the way in, one kind of error on the way out."""
+
+    def __init__(self, env_id: str, seed: int) -> None:
+        self.isolation = Isolation(derive_seed(seed, "play"))
+        self.seat, self.turn = "", 0
+        self._env_id, self._seed = env_id, seed
+
+    def __enter__(self) -> None:
+        self.isolation.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.isolation.__exit__(kind, error, trace)
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, IllegalMove):
+            text = "".join(traceback.format_exception(error))
+            raise EnvironmentFault(
+                env=self._env_id, seed=self._seed, seat=str(self.seat), turn=self.turn, traceback=text
+            ) from error
+
+
+def _text(value: object, field: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{field}() returned {value!r} ({type(value).__name__}), expected text")
+    return clean(value)
+
+
+def _question(question: JuryQuestion) -> JuryQuestion:
+    if len(set(question.labels)) != len(question.labels) or len(question.labels) < 2:
+        raise ValueError(f"a jury question needs at least two different labels, got {question.labels!r}")
+    return JuryQuestion(
+        system=clean(question.system), prompt=clean(question.prompt), lead=clean(question.lead), labels=question.labels
+    )

@@ -1,0 +1,30 @@
+"""What is known of an environment before it is played: plain data that crosses process borders."""
+
+from __future__ import annotations
+
+import msgspec
+
+from selfplay.environment import Forfeit
+from selfplay.types import Scalar
+
+
+class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment with given parameters, described without keeping its code in this process."""
+
+    id: str
+    """The resolved id: with its version, or the absolute path of a file."""
+    source: str
+    """``distribution version``, or ``file NAME DIGEST``."""
+    seats: tuple[str, ...]
+    zero_sum: bool
+    reward_range: tuple[float, float]
+    max_turns: int
+    max_move_tokens: int
+    needs_jury: bool
+    forfeit: Forfeit
+    parameters: dict[str, Scalar]
+    """Every parameter with its default."""
+    doc: str
+    """First line of the environment's docstring."""
+    rules: str
+    """The whole docstring."""
