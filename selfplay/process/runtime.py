@@ -30,7 +30,9 @@ class RuntimeDir:
             if parent and os.access(parent, os.W_OK | os.X_OK) and _leaves_room(parent):
                 return cls(Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent)))
         tried = ", ".join(p for p in places if p)
-        raise OSError(f"no writable place with a short path for sockets; tried {tried}; {PARENT_VARIABLE} names another")
+        raise OSError(
+            f"no writable place with a short path for sockets; tried {tried}; {PARENT_VARIABLE} names another"
+        )
 
     def endpoint(self, name: str) -> str:
         """The ipc address of a socket in this folder."""

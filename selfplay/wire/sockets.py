@@ -175,7 +175,13 @@ class Caller:
         """Calls that wait for their reply."""
         return len(self._waiting)
 
-    async def call(self, make: Callable[[int], HasRequest], *, timeout_s: float, cancel: Callable[[int, int], HasRequest] | None = None) -> Any:
+    async def call(
+        self,
+        make: Callable[[int], HasRequest],
+        *,
+        timeout_s: float,
+        cancel: Callable[[int, int], HasRequest] | None = None,
+    ) -> Any:
         """Send ``make(request_id)`` and return its reply.
 
         Raises `EngineError` after ``timeout_s`` (which covers waiting for room in the queue too), when the reader failed,
@@ -256,5 +262,7 @@ class Caller:
         """Nobody reads replies any more: whatever ended the reader ends every open and later call."""
         error = None if reader.cancelled() else reader.exception()
         if self._broken is None:
-            self._broken = EngineError(f"nothing reads the replies of {self._peer} any more: {error or 'reader cancelled'}")
+            self._broken = EngineError(
+                f"nothing reads the replies of {self._peer} any more: {error or 'reader cancelled'}"
+            )
         self.fail(self._broken)

@@ -1,0 +1,333 @@
+"""The controller's side of an environment pool: gives out matches, brings back results, keeps the workers alive.
+
+    controller ── submit(match) ──►  PoolSupervisor  ── PlayMatch ──►  worker process × N
+               ◄─ next_result() ───       │ ▲        ◄─ EpisodeDone ──     (resent until acknowledged)
+               ── ack(episode) ───►       │ └─────── checked at ingress
+                                          └─ watches: exit codes, boards, overdue leases; restarts within a budget
+
+A worker is dead when its process has ended, and stuck when its board has not moved for longer than an episode may take;
+being slow to answer is neither. What a dead worker held is void: returned as ``infrastructure`` failures, to be played
+again under the next attempt. The episode that held up a stuck worker is an ``environment`` failure: it would again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq.asyncio
+
+from selfplay.errors import RunError, WireError, WorkerError
+from selfplay.pool.config import PoolConfig
+from selfplay.pool.leases import Leases
+from selfplay.pool.results import EpisodeResult, FailedResult, Held, Lease, checked_result
+from selfplay.pool.workers import STACK_LINES, Launch, WorkerHandle, launch_local
+from selfplay.process import RuntimeDir
+from selfplay.types import Match
+from selfplay.wire.codec import Codec
+from selfplay.wire.messages import (
+    PROTOCOL,
+    CancelMatch,
+    ControllerMessage,
+    EpisodeAck,
+    EpisodeDone,
+    EpisodeFailed,
+    PlayMatch,
+    WorkerHello,
+    WorkerMessage,
+)
+from selfplay.wire.sockets import bind_router, receive, route
+
+WATCH_EVERY_S = 0.1
+_STACK_WAIT_S = 0.3
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
+
+Result = EpisodeResult | FailedResult
+
+
+class PoolSupervisor:
+    """One pool of environment workers.
+
+    >>> pool = PoolSupervisor(config, runtime=runtime, log_dir=run / "logs")
+    >>> await pool.start()
+    >>> await pool.submit(match)
+    >>> result = await pool.next_result()      # EpisodeResult | FailedResult
+    >>> await pool.ack(result.match.episode_id)     # once it is durable
+    >>> await pool.close(grace_s=5.0)
+    """
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        *,
+        runtime: RuntimeDir,
+        log_dir: Path,
+        launch: Launch = launch_local,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._runtime, self._log_dir = config, runtime, log_dir
+        self._launch, self._now = launch, monotonic
+        self._leases = Leases()
+        self._workers: dict[bytes, WorkerHandle] = {}
+        self._restart_at: dict[int, float] = {}
+        self._early_deaths = 0
+        self._results: asyncio.Queue[Result | None] = asyncio.Queue()
+        self._changed = asyncio.Event()
+        self._error: RunError | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._incoming: Codec[WorkerMessage] = Codec(WorkerMessage)
+        self._outgoing: Codec[ControllerMessage] = Codec(ControllerMessage)
+        self.num_restarts = 0
+
+    # ── what the controller calls ─────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Start every worker and wait until each has said hello; raises `WorkerError` when they keep dying."""
+        self._context = zmq.asyncio.Context()
+        self._endpoint = self._runtime.endpoint("pool.sock")
+        self._socket = bind_router(self._context, self._endpoint)
+        for slot in range(self._config.workers):
+            self._start_worker(slot)
+        for loop in (self._receive, self._watch):
+            task = asyncio.create_task(loop(), name=f"pool {loop.__name__}")
+            task.add_done_callback(self._task_ended)
+            self._tasks.append(task)
+        await self._until(lambda: self.num_ready == self._config.workers)
+
+    @property
+    def num_ready(self) -> int:
+        """Workers that have said hello and live."""
+        return sum(w.ready for w in self._workers.values())
+
+    @property
+    def num_free(self) -> int:
+        """Episode slots of live workers without a match."""
+        return sum(self._free_slots(w) for w in self._workers.values())
+
+    @property
+    def in_flight(self) -> list[Held]:
+        """Who holds what, the oldest first."""
+        return self._leases.held(self._now())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counters: granted, delivered, void, duplicate, late, bad_frames, unknown_sender, restarts, ..."""
+        return {**self._leases.counts, "restarts": self.num_restarts}
+
+    async def submit(self, match: Match) -> None:
+        """Give a match to the least busy worker, waiting for a free slot; raises `WorkerError` when the pool is lost."""
+        data = self._outgoing.encode(PlayMatch(match=match))
+        while True:
+            await self._until(lambda: self.num_free > 0)
+            worker = max(self._workers.values(), key=self._free_slots)
+            self._leases.grant(match, worker.name, self._now())
+            if await route(self._socket, worker.identity, data):
+                return
+            # The worker went away under our hands: its end is noticed by the watch, the match goes to another.
+            worker.ready = False
+            self._leases.void(match.episode_id)
+
+    async def cancel(self, episode_id: str) -> None:
+        """Ask for an attempt to be given up; it comes back as a ``cancelled`` failure unless it was done already."""
+        lease = self._leases.find(episode_id)
+        if lease is not None:
+            await self._send(lease.worker, CancelMatch(episode_id=episode_id))
+
+    async def next_result(self) -> Result:
+        """The next result; raises `WorkerError` when the restart budget is spent and all results are handed out."""
+        if self._error is not None and self._results.empty():
+            raise self._error
+        result = await self._results.get()
+        if result is None:
+            self._results.put_nowait(None)
+            raise self._error or RunError("the environment pool was closed")
+        return result
+
+    async def ack(self, episode_id: str) -> None:
+        """The result of this attempt is durable: its worker may forget it."""
+        worker = self._leases.ack(episode_id)
+        if worker is not None:
+            await self._send(worker, EpisodeAck(episode_id=episode_id))
+
+    async def close(self, grace_s: float) -> None:
+        """Stop the workers (they cancel what they play) and release everything; kills after ``grace_s``."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in self._workers.values():
+            worker.process.signal(signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and any(w.process.exit_code() is None for w in self._workers.values()):
+            await asyncio.sleep(0.02)
+        for worker in self._workers.values():
+            worker.end()
+        self._workers.clear()
+        self._socket.close()
+        self._context.term()
+        self._results.put_nowait(None)
+
+    # ── messages from workers ─────────────────────────────────────────────────────────────────
+
+    async def _receive(self) -> None:
+        while True:
+            identity, data = await receive(self._socket) or (b"", b"")
+            worker = self._workers.get(identity)
+            if worker is None:
+                self._leases.counts["unknown_sender"] += 1
+                continue
+            try:
+                message = self._incoming.decode(data)
+            except WireError:
+                self._leases.counts["bad_frames"] += 1
+                continue
+            if isinstance(message, WorkerHello):
+                self._welcome(worker, message)
+            else:
+                await self._take_result(worker, message)
+
+    def _welcome(self, worker: WorkerHandle, hello: WorkerHello) -> None:
+        if hello.protocol != PROTOCOL:
+            self._fail(WorkerError(f"{worker.name} speaks protocol {hello.protocol}, this controller {PROTOCOL}"))
+        elif hello.worker == worker.name and hello.pid == worker.process.pid:
+            worker.ready = True
+            self._notify()
+        else:
+            self._leases.counts["bad_frames"] += 1
+
+    async def _take_result(self, worker: WorkerHandle, message: EpisodeDone | EpisodeFailed) -> None:
+        standing = self._leases.standing(message.episode_id, worker.name)
+        if standing == "held":
+            lease = self._leases.deliver(message.episode_id)
+            self._hand_out(checked_result(lease, message))
+        elif standing == "delivered":
+            # Sent again before the controller had it durable: the acknowledgement will follow.
+            self._leases.counts["duplicate"] += 1
+        else:
+            # An acknowledgement that got lost, or a result nobody waits for: the worker shall forget it.
+            self._leases.counts["duplicate" if standing == "acked" else "late"] += 1
+            await self._send(worker.name, EpisodeAck(episode_id=message.episode_id))
+
+    def _hand_out(self, result: Result) -> None:
+        self._leases.counts["delivered" if isinstance(result, EpisodeResult) else f"failed_{result.kind}"] += 1
+        self._results.put_nowait(result)
+        self._notify()
+
+    # ── watching ──────────────────────────────────────────────────────────────────────────────
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            for worker in list(self._workers.values()):
+                if worker.process.exit_code() is not None:
+                    await self._bury(worker)
+                elif (stuck_s := worker.stuck_for(self._now())) is not None:
+                    await self._end_stuck(worker, worker.pulse().running, stuck_s)
+            slack_s = self._config.request_timeout_s + self._config.stuck_after_s
+            for lease in self._leases.overdue(self._now(), slack_s):
+                if (holder := self._workers.get(lease.worker.encode())) is not None:
+                    await self._end_stuck(holder, lease.match.episode_id, self._now() - lease.since)
+            for slot, at in list(self._restart_at.items()):
+                if self._now() >= at:
+                    del self._restart_at[slot]
+                    self._start_worker(slot)
+
+    async def _bury(self, worker: WorkerHandle) -> None:
+        """The process has ended by itself: what it held is void."""
+        await asyncio.sleep(WATCH_EVERY_S)  # results it sent before its end are still on their way in
+        running = self._leases.find(worker.pulse().running or "")
+        where = f" while it played {_place(running.match)}" if running is not None else ""
+        self._lose(worker, f"environment worker{where}: {worker.process.describe_exit()}", culprit=None)
+
+    async def _end_stuck(self, worker: WorkerHandle, culprit: str | None, stuck_s: float) -> None:
+        """Its loop does not move, or an episode does not end: show where, kill it, blame that episode only."""
+        worker.show_stack()
+        await asyncio.sleep(_STACK_WAIT_S)
+        stack = worker.process.log_tail(STACK_LINES)
+        worker.process.kill()
+        what = "did not start" if not worker.ready else "did not move"
+        self._lose(
+            worker, f"environment worker {worker.name} {what} for {stuck_s:.1f} s and was killed", culprit, stack
+        )
+
+    def _lose(self, worker: WorkerHandle, how: str, culprit: str | None, stack: str = "") -> None:
+        del self._workers[worker.identity]
+        for lease in self._leases.of(worker.name):
+            self._leases.void(lease.match.episode_id)
+            stuck = lease.match.episode_id == culprit
+            self._hand_out(_stuck(lease, how, stack) if stuck else _void(lease, how))
+        worker.end()
+        self._restart_or_fail(worker, how)
+
+    def _restart_or_fail(self, worker: WorkerHandle, how: str) -> None:
+        allowed = self._config.max_restarts
+        if self.num_restarts >= allowed:
+            self._fail(
+                WorkerError(
+                    f"environment workers died {allowed + 1} times (rollout.max_restarts={allowed}); the last: {how}"
+                )
+            )
+            return
+        self.num_restarts += 1
+        self._early_deaths = 0 if worker.ready else self._early_deaths + 1
+        pause_s = min(_FIRST_PAUSE_S * 2**self._early_deaths, _LONGEST_PAUSE_S)
+        self._restart_at[worker.slot] = self._now() + pause_s
+
+    # ── small parts ───────────────────────────────────────────────────────────────────────────
+
+    def _start_worker(self, slot: int) -> None:
+        worker = WorkerHandle(
+            slot, self._config, controller=self._endpoint, runtime=self._runtime,
+            log=self._log_dir / f"env-{slot}.log", launch=self._launch, now=self._now(),
+        )  # fmt: skip
+        self._workers[worker.identity] = worker
+
+    def _free_slots(self, worker: WorkerHandle) -> int:
+        return self._config.concurrency - self._leases.num_held(worker.name) if worker.ready else 0
+
+    async def _send(self, worker: str, message: ControllerMessage) -> None:
+        """Best effort: a worker that is gone needs nothing, one that is behind sends its result again."""
+        if not await route(self._socket, worker.encode(), self._outgoing.encode(message)):
+            self._leases.counts["undelivered"] += 1
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            if self._error is not None:
+                raise self._error
+            self._changed.clear()
+            await self._changed.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _notify(self) -> None:
+        self._changed.set()
+
+    def _fail(self, error: RunError) -> None:
+        if self._error is None:
+            self._error = error
+            self._results.put_nowait(None)
+            self._notify()
+
+    def _task_ended(self, task: asyncio.Task[Any]) -> None:
+        """Neither loop ends by itself; an error in one must reach whoever waits for results."""
+        with contextlib.suppress(asyncio.CancelledError):
+            error = task.exception()
+            if error is not None:
+                self._fail(WorkerError(f"{task.get_name()} failed: {type(error).__name__}: {error}"))
+
+
+def _place(match: Match) -> str:
+    return f"{match.env} (seed {match.seed}, episode {match.episode_id})"
+
+
+def _void(lease: Lease, how: str) -> FailedResult:
+    return FailedResult(match=lease.match, kind="infrastructure", reason="worker lost", message=how)
+
+
+def _stuck(lease: Lease, how: str, stack: str) -> FailedResult:
+    message = f"{_place(lease.match)} never gave its worker back: {how}"
+    return FailedResult(match=lease.match, kind="environment", reason="stuck", message=message, traceback=stack)
