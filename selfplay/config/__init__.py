@@ -1,6 +1,18 @@
-"""Typed settings: schema, loading, and the checks that need no model."""
+"""Typed settings: schema, loading, rendering, and the checks that need no model."""
 
-from selfplay.config.load import config_from_tree, dump_toml, load_config
+from selfplay.config.derive import check_config, engine_rank, live_adapter_slots, resolve_transport
+from selfplay.config.load import config_from_tree, load_config
+from selfplay.config.render import describe_config, dump_toml
 from selfplay.config.schema import Config
 
-__all__ = ["Config", "config_from_tree", "dump_toml", "load_config"]
+__all__ = [
+    "Config",
+    "check_config",
+    "config_from_tree",
+    "describe_config",
+    "dump_toml",
+    "engine_rank",
+    "live_adapter_slots",
+    "load_config",
+    "resolve_transport",
+]

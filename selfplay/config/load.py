@@ -1,11 +1,17 @@
-"""Config from a TOML file and ``dotted.key=value`` overrides: one clear line for every mistake."""
+"""Reading a config from TOML and ``key=value`` overrides: one clear line for every mistake.
+
+In: nested tables from defaults, a file and the command line, each winning over the one before. Out: a typed `Config`,
+or a `ConfigError` that names the dotted key and the nearest known key or what was expected.
+"""
 
 from __future__ import annotations
 
+import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -13,15 +19,18 @@ from selfplay.config.schema import Config
 from selfplay.errors import ConfigError, suggestion
 
 Tree = dict[str, Any]
+_KEY_PART = re.compile(r'\s*(?:"([^"\\]*)"|([A-Za-z0-9_@-]+))\s*(\.|\Z)')
 
 
-def load_config(path: str | Path | None, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None) -> Config:
+def load_config(
+    path: str | Path | None, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
+) -> Config:
     """The effective config: ``defaults``, then the TOML file, then overrides, each winning over the one before.
 
     Raises `ConfigError` with the dotted key and the nearest known key or the expected type.
     """
     tree: Tree = {}
-    _merge(tree, dict(defaults or {}))
+    _merge(tree, defaults or {})
     if path is not None:
         _merge(tree, _read_toml(Path(path)))
     for text in overrides:
@@ -33,12 +42,12 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = (), defaults
 def config_from_tree(tree: Tree) -> Config:
     """A typed config from nested tables; raises `ConfigError`."""
     _check_keys(tree, Config, "")
-    try:
-        return msgspec.convert(tree, Config)
-    except msgspec.ValidationError as e:
-        message, _, where = str(e).partition(" - at ")
-        key = where.strip("`").removeprefix("$.") or "config"
-        raise ConfigError(f"{key}: {message[:1].lower()}{message[1:]}") from None
+    _check_values(tree, "")
+    for key, section in _entry_sections():
+        for name, entry in tree.get(key, {}).items() if isinstance(tree.get(key), dict) else ():
+            _convert(entry, section, f"{key}.{_quoted(name)}")
+    config: Config = _convert(tree, Config, "")
+    return config
 
 
 def parse_override(text: str) -> tuple[str, Any]:
@@ -49,15 +58,27 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"{text!r} is not key=value")
     if "\n" in raw or "\r" in raw:
         raise ConfigError(f"{key}: a value may not contain a line break")
+    _split_key(key)
     try:
         return key, tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         return key, raw.strip()
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{key}: {e}") from None
 
 
-def dump_toml(config: Config) -> str:
-    """The config as TOML that `load_config` reads back to an equal config."""
-    return "\n".join(_toml_lines(msgspec.to_builtins(config), ())).strip() + "\n"
+def _split_key(dotted: str) -> list[str]:
+    """``seats."player 1".agent`` → its parts."""
+    parts, at, more = [], 0, True
+    while more:
+        match = _KEY_PART.match(dotted, at)
+        if match is None:
+            raise ConfigError(
+                f'{dotted!r} is not a key: write section.key, with quotes around a part that has other characters: seats."player 1".agent'
+            )
+        parts.append(match[1] if match[1] is not None else match[2])
+        at, more = match.end(), match[3] == "."
+    return parts
 
 
 def _read_toml(path: Path) -> Tree:
@@ -65,60 +86,124 @@ def _read_toml(path: Path) -> Tree:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as e:
         raise ConfigError(f"cannot read config {path}: {e.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+    except (ValueError, RecursionError) as e:  # TOML and UTF-8 errors, integers of thousands of digits, endless nesting
         raise ConfigError(f"{path} is not TOML: {e}") from None
 
 
 def _merge(into: Tree, other: Mapping[str, Any]) -> None:
     for key, value in other.items():
-        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
-            _merge(into[key], value)
-        else:
-            into[key] = dict(value) if isinstance(value, Mapping) else value
+        if not isinstance(value, Mapping):
+            into[key] = value
+            continue
+        if not isinstance(into.get(key), dict):
+            into[key] = {}
+        _merge(into[key], value)
 
 
 def _set(tree: Tree, dotted: str, value: Any) -> None:
-    *path, last = dotted.split(".")
+    *path, last = _split_key(dotted)
     for part in path:
         nested = tree.setdefault(part, {})
         if not isinstance(nested, dict):
             raise ConfigError(f"{dotted}: {part!r} is a value, not a section")
         tree = nested
-    if isinstance(value, dict) and isinstance(tree.get(last), dict):
-        _merge(tree[last], value)
-    else:
-        tree[last] = value
+    _merge(tree, {last: value})
+
+
+# ── checks ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _check_keys(tree: Tree, kind: type[msgspec.Struct], prefix: str) -> None:
     hints = get_type_hints(kind)
     for key, value in tree.items():
         if key not in hints:
-            raise ConfigError(f"unknown key {prefix + key!r}{_near(prefix + key, key)}")
+            raise ConfigError(f"unknown key {prefix + _quoted(key)!r}{_near(prefix, key, hints)}")
         section = _section_type(hints[key])
         if section is None or not isinstance(value, dict):
             continue
         if get_origin(hints[key]) is dict:
             for name, nested in value.items():
                 if isinstance(nested, dict):
-                    _check_keys(nested, section, f"{prefix}{key}.{name}.")
+                    _check_keys(nested, section, f"{prefix}{key}.{_quoted(name)}.")
         else:
             _check_keys(value, section, f"{prefix}{key}.")
 
 
+def _check_values(value: Any, key: str) -> None:
+    """Refuse what TOML can say but no setting, wire or JSON can carry."""
+    if isinstance(value, dict):
+        for name, nested in value.items():
+            _check_text(name, key or "config")
+            _check_values(nested, f"{key}.{_quoted(name)}" if key else _quoted(name))
+    elif isinstance(value, list):
+        for nested in value:
+            _check_values(nested, key)
+    elif isinstance(value, str):
+        _check_text(value, key)
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key}: {value} is not a finite number")
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(f"{key}: the integer does not fit in 64 bits")
+
+
+def _check_text(text: str, key: str) -> None:
+    if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+        raise ConfigError(f"{key}: {text!r} is not valid text")
+
+
+def _convert(value: Any, kind: type[Any], prefix: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as e:
+        message, _, where = str(e).partition(" - at ")
+        path = _with_names(value, where.strip("`").removeprefix("$").lstrip("."))
+        key = ".".join(part for part in (prefix, path) if part) or "config"
+        message = message.replace("`object`", "a section").replace("`array`", "a list")
+        raise ConfigError(f"{key}: {message[:1].lower()}{message[1:]}{_choices(kind, path)}") from None
+
+
+def _with_names(value: Any, path: str) -> str:
+    """``env_params[...]`` → ``env_params.NAME``: the entry of a table of plain values that is not plain."""
+    table, sep, _ = path.partition("[...]")
+    if not sep:
+        return path
+    for part in table.split("."):
+        value = value[part] if isinstance(value, dict) and part in value else value
+    names = (
+        [n for n, v in value.items() if not isinstance(v, bool | int | float | str)] if isinstance(value, dict) else []
+    )
+    return f"{table}.{_quoted(names[0])}" if names else table
+
+
+def _choices(kind: Any, path: str) -> str:
+    """``; one of a, b`` for a setting that has choices."""
+    for part in path.split("."):
+        hints = get_type_hints(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else {}
+        kind = hints.get(part)
+    return f"; one of {', '.join(map(str, get_args(kind)))}" if get_origin(kind) is Literal else ""
+
+
 def _section_type(hint: Any) -> type[msgspec.Struct] | None:
-    args = getattr(hint, "__args__", ())
-    candidate = args[-1] if get_origin(hint) is dict else hint
+    candidate = get_args(hint)[1] if get_origin(hint) is dict else hint
     return candidate if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct) else None
 
 
-def _near(dotted: str, key: str) -> str:
-    """Nearest full key, preferring the same last part in another section."""
-    known = list(all_keys())
-    elsewhere = [k for k in known if k.rpartition(".")[2] == key.replace("-", "_")]
-    if elsewhere:
-        return "; did you mean " + " or ".join(repr(k) for k in elsewhere[:3]) + "?"
-    return suggestion(dotted.replace("-", "_"), known)
+def _entry_sections() -> Iterable[tuple[str, type[msgspec.Struct]]]:
+    """(key, section) of the tables whose entries the user names: seats, agents."""
+    for key, hint in get_type_hints(Config).items():
+        section = _section_type(hint)
+        if section is not None and get_origin(hint) is dict:
+            yield key, section
+
+
+def _near(prefix: str, key: str, siblings: Iterable[str]) -> str:
+    """Nearest full key, preferring the same name in another section, then the same section."""
+    known, name = list(all_keys()), key.replace("-", "_")
+    here = [f"{prefix}{s}" for s in siblings]
+    same = [k for k in (*known, *here) if k.rpartition(".")[2] == name]
+    if same:
+        return "; did you mean " + " or ".join(repr(k) for k in dict.fromkeys(same[:3])) + "?"
+    return suggestion(f"{prefix}{name}", {*here, *known} if prefix else known)
 
 
 def all_keys(kind: type[msgspec.Struct] = Config, prefix: str = "") -> Iterable[str]:
@@ -131,23 +216,5 @@ def all_keys(kind: type[msgspec.Struct] = Config, prefix: str = "") -> Iterable[
             yield from all_keys(section, f"{prefix}{key}.")
 
 
-def _toml_lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
-    if path:
-        yield f"[{'.'.join(_toml_key(p) for p in path)}]"
-    for key, value in table.items():
-        if not isinstance(value, Mapping) and value is not None:
-            yield f"{_toml_key(key)} = {_toml_value(value)}"
-    yield ""
-    for key, value in table.items():
-        if isinstance(value, Mapping) and value:
-            yield from _toml_lines(value, (*path, key))
-
-
-def _toml_key(key: str) -> str:
-    return key if key.isascii() and key.replace("-", "_").isidentifier() else _toml_value(key)
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(v) for v in value) + "]"
-    return msgspec.json.encode(value).decode()
+def _quoted(part: str) -> str:
+    return part if re.fullmatch(r"[A-Za-z0-9_@-]+", part) else f'"{part}"'

@@ -19,7 +19,7 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     pass
 
 
-class SeatConfig(_Section):
+class SeatConfig(_Section, frozen=True):
     """Who sits at a seat; the default is a trained LoRA agent named after the seat."""
 
     player: Annotated[str, Meta(description="agent kind: llm, or a registered bot such as random")] = "llm"
@@ -27,7 +27,7 @@ class SeatConfig(_Section):
     options: Annotated[dict[str, Scalar], Meta(description="options of the agent kind")] = {}
 
 
-class LoraConfig(_Section):
+class LoraConfig(_Section, frozen=True):
     """The adapter of every agent, unless ``agents.NAME`` says otherwise."""
 
     rank: Annotated[int, Meta(ge=1, le=512, description="LoRA rank; the engine is sized for the largest")] = 8
@@ -37,14 +37,14 @@ class LoraConfig(_Section):
     )  # fmt: skip
 
 
-class AgentConfig(_Section):
+class AgentConfig(_Section, frozen=True):
     """What one agent does differently."""
 
     lr: Annotated[Positive | None, Meta(description="learning rate; train.lr when unset")] = None
     clip_norm: Annotated[Positive | None, Meta(description="gradient clip; train.clip_norm when unset")] = None
 
 
-class TrainConfig(_Section):
+class TrainConfig(_Section, frozen=True):
     """The optimizer side."""
 
     steps: Annotated[Natural, Meta(description="optimizer steps")] = 3
@@ -63,7 +63,7 @@ class TrainConfig(_Section):
     timeout_s: Annotated[Positive, Meta(description="longest a step may take before the run ends with a fault")] = 600.0
 
 
-class AlgorithmConfig(_Section):
+class AlgorithmConfig(_Section, frozen=True):
     """How rewards become a loss."""
 
     name: Annotated[str, Meta(description="registered algorithm: rae (role-conditioned REINFORCE)")] = "rae"
@@ -71,7 +71,7 @@ class AlgorithmConfig(_Section):
     tis_cap: Annotated[Positive, Meta(description="truncated importance sampling: cap on trainer/rollout probability ratio")] = 2.0
 
 
-class BufferConfig(_Section):
+class BufferConfig(_Section, frozen=True):
     """Whole episodes between generation and training."""
 
     depth: Annotated[Natural, Meta(description="batches generation may run ahead: 0 synchronous, 1 double buffer, K bounded; also the deepest version lag")] = 1
@@ -79,7 +79,7 @@ class BufferConfig(_Section):
     max_bytes: Annotated[Count, Meta(description="most bytes held")] = 256 << 20
 
 
-class RolloutConfig(_Section):
+class RolloutConfig(_Section, frozen=True):
     """Environment pools and how episodes are played."""
 
     workers: Annotated[Count, Meta(description="environment worker processes")] = 1
@@ -94,7 +94,7 @@ class RolloutConfig(_Section):
     max_failures: Annotated[Natural, Meta(description="failed episodes in a row before the run ends with a fault")] = 20
 
 
-class PolicyConfig(_Section):
+class PolicyConfig(_Section, frozen=True):
     """The policy server."""
 
     engine: Annotated[Literal["auto", "vllm", "transformers"], Meta(description="auto: vllm where it is installed, else transformers; said at start")] = "auto"
@@ -109,7 +109,7 @@ class PolicyConfig(_Section):
     start_timeout_s: Annotated[Positive, Meta(description="longest the engine may take to start")] = 300.0
 
 
-class SyncConfig(_Section):
+class SyncConfig(_Section, frozen=True):
     """How adapter versions reach the engine."""
 
     transport: Annotated[Literal["auto", "nccl", "gloo", "shm", "file"], Meta(description="auto: nccl on GPUs, gloo on CPU")] = "auto"
@@ -118,7 +118,7 @@ class SyncConfig(_Section):
     probe_mean: Annotated[NonNegative, Meta(description="bound on mean |Δlogprob| trainer against engine after each sync; 0: by dtype (0.02 in float32, 0.15 in bfloat16)")] = 0.0
 
 
-class JuryConfig(_Section):
+class JuryConfig(_Section, frozen=True):
     """Who judges environments that ask for a jury."""
 
     agent: Annotated[str, Meta(description="base, agent@n, or api")] = "base"
@@ -126,14 +126,14 @@ class JuryConfig(_Section):
     api_model: Annotated[str, Meta(description="model name of an API jury; the key is read from SELFPLAY_API_KEY")] = ""
 
 
-class CheckpointConfig(_Section):
+class CheckpointConfig(_Section, frozen=True):
     """What a resume can go back to."""
 
     every: Annotated[Count, Meta(description="steps between checkpoints")] = 1
     keep: Annotated[Count, Meta(description="checkpoints kept")] = 2
 
 
-class Config(_Section):
+class Config(_Section, frozen=True):
     """One training run."""
 
     env: Annotated[str, Meta(description="environment id, for example debate-v0")] = ""

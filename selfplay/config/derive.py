@@ -1,0 +1,129 @@
+"""What follows from a config, and the combinations that cannot work: refused before any model is loaded.
+
+In: a typed `Config`. Out: derived numbers, or a `ConfigError` of one line with the arithmetic and the remedy.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from selfplay.config.schema import Config
+from selfplay.errors import ConfigError, suggestion
+from selfplay.types import PolicyVersion, check_name
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Projections of a decoder layer that trainer and engine both know how to adapt."""
+
+
+def resolve_transport(config: Config, *, has_gpu: bool) -> Literal["nccl", "gloo", "shm", "file"]:
+    """The weight transport of this run: ``auto`` is nccl on GPUs and gloo on CPU. Raises `ConfigError` for nccl without a GPU."""
+    chosen = config.sync.transport
+    if chosen == "auto":
+        return "nccl" if has_gpu else "gloo"
+    if chosen == "nccl" and not has_gpu:
+        raise ConfigError("sync.transport=nccl needs a GPU and there is none here: use gloo, shm, file or auto")
+    return chosen
+
+
+def live_adapter_slots(num_trained: int, depth: int, num_frozen: int) -> int:
+    """Adapter versions an engine must hold at once.
+
+    Per trained agent: the current version, ``depth`` older ones that games in flight still use, and the one being
+    installed; and every frozen version.
+    """
+    return num_trained * (depth + 2) + num_frozen
+
+
+def engine_rank(config: Config) -> int:
+    """The LoRA rank the engine is sized for."""
+    return config.policy.max_rank or config.lora.rank
+
+
+def check_adapter_slots(config: Config, *, num_trained: int, num_frozen: int) -> int:
+    """The adapter slots of this run; raises `ConfigError` when ``policy.max_live_adapters`` is set below the need."""
+    needed = live_adapter_slots(num_trained, config.buffer.depth, num_frozen)
+    limit = config.policy.max_live_adapters
+    if limit and limit < needed:
+        raise ConfigError(
+            f"policy.max_live_adapters={limit} is too few: {num_trained} trained agents × (buffer.depth {config.buffer.depth} + 2)"
+            f" + {num_frozen} frozen = {needed}; raise it, or set 0 to derive it"
+        )
+    return limit or needed
+
+
+def check_config(config: Config) -> None:
+    """Raise `ConfigError` for the first setting or combination that can never run."""
+    _check_env(config)
+    _check_lora(config)
+    _check_optimizer(config)
+    _check_buffer(config)
+    _check_rollout(config)
+    _check_jury(config)
+    for name in config.agents:
+        check_name(name, "agent")
+
+
+def _check_env(config: Config) -> None:
+    if not config.env.strip():
+        raise ConfigError(
+            "env is empty: name an environment, for example --env debate-v0 (selfplay env list shows all)"
+        )
+    if not config.model.strip():
+        raise ConfigError("model is empty: name one, for example model=smollm2-135m or model=tiny")
+
+
+def _check_lora(config: Config) -> None:
+    lora, max_rank = config.lora, config.policy.max_rank
+    if max_rank and lora.rank > max_rank:
+        raise ConfigError(
+            f"lora.rank={lora.rank} is above policy.max_rank={max_rank}: lower the one or raise the other"
+        )
+    if not lora.targets:
+        raise ConfigError(
+            f"lora.targets is empty: there would be nothing to train; choose among {', '.join(PROJECTIONS)}"
+        )
+    for target in lora.targets:
+        if target not in PROJECTIONS:
+            raise ConfigError(f"lora.targets: unknown projection {target!r}{suggestion(target, PROJECTIONS)}")
+    if len(set(lora.targets)) < len(lora.targets):
+        raise ConfigError(f"lora.targets names a projection twice: {', '.join(lora.targets)}")
+
+
+def _check_optimizer(config: Config) -> None:
+    for beta in config.train.betas:
+        if not (math.isfinite(beta) and 0.0 <= beta < 1.0):
+            raise ConfigError(f"train.betas={list(config.train.betas)}: each must be at least 0 and below 1")
+
+
+def _check_buffer(config: Config) -> None:
+    batch, buffer = config.train.batch, config.buffer
+    if batch > buffer.max_episodes:
+        raise ConfigError(
+            f"train.batch={batch} is above buffer.max_episodes={buffer.max_episodes}: no step could ever start"
+        )
+    ahead = (buffer.depth + 1) * batch
+    if ahead > buffer.max_episodes:
+        raise ConfigError(
+            f"buffer.max_episodes={buffer.max_episodes} is too few: (buffer.depth {buffer.depth} + 1) × train.batch {batch} = {ahead}"
+            " episodes can wait at once; raise it, or lower depth or batch"
+        )
+
+
+def _check_rollout(config: Config) -> None:
+    rollout, model_len = config.rollout, config.policy.max_model_len
+    if rollout.max_tokens >= model_len:
+        raise ConfigError(
+            f"rollout.max_tokens={rollout.max_tokens} leaves no room for a prompt in policy.max_model_len={model_len}: lower the one or raise the other"
+        )
+
+
+def _check_jury(config: Config) -> None:
+    jury = config.jury
+    if jury.agent == "api":
+        if not jury.api_base or not jury.api_model:
+            raise ConfigError("jury.agent=api needs jury.api_base and jury.api_model")
+    elif "@" in jury.agent:
+        PolicyVersion.parse(jury.agent)
+    elif jury.agent != "base":
+        raise ConfigError(f"jury.agent={jury.agent!r}: it must be base, api, or a frozen version such as pro@3")
