@@ -52,7 +52,8 @@ def inspect_folder(name: str, path: Path, kind: Kind, cache: Path) -> ResolvedMo
     config = read_json(path / "config.json", name)
     weights = weight_files(path, name)
     _check_tokenizer(path, name)
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    inner = config.get("text_config")
+    text: dict[str, Any] = inner if isinstance(inner, dict) else config
     stored = str(text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype") or "")
     model_type = config.get("model_type")
     if not isinstance(model_type, str):

@@ -39,7 +39,7 @@ def _forget_source(target: Path) -> None:
     """Drop the paths of this machine and the quantisation from config.json: the folder is a plain model now."""
     path = target / "config.json"
     config = json.loads(path.read_bytes())
-    for key in ("_name_or_path", "quantization_config"):
+    for key in ("_name_or_path", "_model_name_or_path", "quantization_config"):
         config.pop(key, None)
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 

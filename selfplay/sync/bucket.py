@@ -90,7 +90,12 @@ def verify(header: BucketHeader, data: Tensor) -> None:
 
 def checksum(data: Tensor) -> int:
     """crc32 of a uint8 tensor; a device tensor is copied to the host first."""
-    return zlib.crc32(memoryview(data.cpu().numpy()))
+    return zlib.crc32(host_view(data))
+
+
+def host_view(data: Tensor) -> memoryview:
+    """The bytes of a uint8 tensor without a copy; a device tensor is copied to the host first."""
+    return memoryview(data.cpu().numpy())  # type: ignore[arg-type]  # numpy's stubs hide the buffer protocol
 
 
 def check_header(header: BucketHeader) -> None:

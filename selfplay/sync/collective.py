@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C import _distributed_c10d as c10d
 
 from selfplay.errors import ConfigError, SyncError
 from selfplay.sync.bucket import Bucket, TransportName, check_header
@@ -191,7 +192,7 @@ def _store(address: str, rank: int, world_size: int, timeout_s: float) -> Any:
         path = Path(address.removeprefix("file://"))
         if not path.parent.is_dir():
             raise ConfigError(f"weights rendezvous {address}: the folder {path.parent} does not exist")
-        store = dist.FileStore(str(path), world_size)
+        store = c10d.FileStore(str(path), world_size)
         store.set_timeout(limit)
         return store
     host, _, port = address.removeprefix("tcp://").rpartition(":")
@@ -202,18 +203,18 @@ def _store(address: str, rank: int, world_size: int, timeout_s: float) -> Any:
             f"weights rendezvous {address}: a weights group is not encrypted, so only loopback is allowed"
         )
     try:
-        return dist.TCPStore(host.strip("[]"), int(port), world_size, rank == 0, limit, wait_for_workers=False)
+        return c10d.TCPStore(host.strip("[]"), int(port), world_size, rank == 0, limit, wait_for_workers=False)
     except RuntimeError as e:
         raise SyncError(f"rank {rank} could not reach the weights rendezvous {address}: {_short(e)}") from e
 
 
 def _gloo(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
-    backend = dist.ProcessGroupGloo
+    backend: Any = dist.ProcessGroupGloo
     options = backend._Options()
     options._devices = [backend.create_device(hostname="127.0.0.1")]
     options._timeout = datetime.timedelta(seconds=timeout_s)
     options._threads = 1
-    return backend(dist.PrefixStore("weights", store), rank, world_size, options)
+    return backend(c10d.PrefixStore("weights", store), rank, world_size, options)
 
 
 def _nccl(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
@@ -226,7 +227,7 @@ def _nccl(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     options = backend.Options()
     options._timeout = datetime.timedelta(seconds=timeout_s)
-    return backend(dist.PrefixStore("weights", store), rank, world_size, options)
+    return backend(c10d.PrefixStore("weights", store), rank, world_size, options)
 
 
 def _short(error: Exception) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor
 from selfplay.errors import StoreError, SyncError
 from selfplay.store.atomic import write_bytes
 from selfplay.store.peft_format import WEIGHTS_NAME
-from selfplay.sync.bucket import Bucket, check_header
+from selfplay.sync.bucket import Bucket, check_header, host_view
 from selfplay.wire.messages import BucketHeader
 
 _POLL_S = 0.001
@@ -43,7 +43,7 @@ class FolderSender:
         if self._left != path:
             self._forget()
         try:
-            write_bytes(path, memoryview(bucket.data.cpu().numpy()), durable=self._durable, mode=0o600)
+            write_bytes(path, host_view(bucket.data), durable=self._durable, mode=0o600)
         except StoreError as e:
             raise SyncError(f"weight sync over {bucket.header.transport} failed: {e}") from e
         self._left = path
@@ -100,7 +100,7 @@ def _read(path: Path, header: BucketHeader) -> Tensor:
             )
         f.seek(header.offset)
         data = torch.empty(header.num_bytes, dtype=torch.uint8)
-        view, done = memoryview(data.numpy()), 0
+        view, done = host_view(data), 0
         while done < header.num_bytes:
             count = f.readinto(view[done:])
             if not count:

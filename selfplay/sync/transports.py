@@ -26,8 +26,9 @@ COLLECTIVE: tuple[TransportName, ...] = ("nccl", "gloo")
 class Sender(Protocol):
     """Sends whole buckets, one at a time."""
 
-    broken: str
-    """Why this sender cannot be used any more; empty while it can."""
+    @property
+    def broken(self) -> str:
+        """Why this sender cannot be used any more; empty while it can."""
 
     def send(self, bucket: Bucket, timeout_s: float) -> None:
         """Hand the bucket to every receiver; raises `SyncError` at the latest after ``timeout_s``."""
@@ -39,7 +40,9 @@ class Sender(Protocol):
 class Receiver(Protocol):
     """Receives whole buckets, one at a time, from any thread."""
 
-    broken: str
+    @property
+    def broken(self) -> str:
+        """Why this receiver cannot be used any more; empty while it can."""
 
     def receive(self, header: BucketHeader, timeout_s: float, cancelled: Event | None = None) -> Tensor:
         """Wait for the bucket of ``header``: uint8 [num_bytes] in memory nobody else writes. Not yet verified.
