@@ -72,20 +72,17 @@ class Checkpoints:
                         path.rename(path.with_name(path.name + REPLACED))
         finally:
             self._recover()
-        self._delete_old()
+        self._delete_old(state.step)
 
     def steps(self) -> tuple[int, ...]:
         """Steps that have a folder, damaged or not, oldest first."""
-        with store_errors(self._root):
-            names = [p.name for p in self._root.iterdir() if p.is_dir()] if self._root.is_dir() else []
-        return tuple(sorted(int(n) for n in names if n.isascii() and n.isdigit()))
+        return tuple(sorted(self._folders()))
 
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that checks; damaged newer ones are named to ``say``. None when there is none."""
-        self._recover()
-        for step in reversed(self.steps()):
+        for step, folder in sorted(self._folders().items(), reverse=True):
             try:
-                return load_checkpoint(self._root / str(step))
+                return load_checkpoint(folder)
             except StoreError as e:
                 self._say(f"checkpoint {step} is skipped: {e}")
         return None
@@ -93,6 +90,14 @@ class Checkpoints:
     def remove_leftovers(self) -> int:
         """Delete what killed writers left; how many there were."""
         return remove_leftovers(self._root)
+
+    def _folders(self) -> dict[int, Path]:
+        """Step → folder; one that was about to be replaced counts while nothing has taken its place."""
+        with store_errors(self._root):
+            names = sorted(p.name for p in self._root.iterdir() if p.is_dir()) if self._root.is_dir() else []
+        steps = {name: name.removesuffix(REPLACED) for name in names}
+        found = {int(s): self._root / n for n, s in steps.items() if n != s and s.isascii() and s.isdigit()}
+        return found | {int(s): self._root / n for n, s in steps.items() if n == s and s.isascii() and s.isdigit()}
 
     def _recover(self) -> None:
         """Finish or undo the replacing of a checkpoint by a newer one of the same step."""
@@ -104,9 +109,10 @@ class Checkpoints:
                 else:
                     old.rename(path)
 
-    def _delete_old(self) -> None:
-        for step in self.steps()[: -self._keep]:
-            path = self._root / str(step)
+    def _delete_old(self, newest: int) -> None:
+        """Keep the last few up to ``newest``, which was just written; later steps are not this timeline's to judge."""
+        folders = sorted((step, path) for step, path in self._folders().items() if step <= newest)
+        for _, path in folders[: -self._keep]:
             try:
                 shutil.rmtree(path)
             except OSError as e:
@@ -126,7 +132,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         raise StoreError(f"{path} is damaged: {e}") from None
     if record.schema != SCHEMA:
         raise StoreError(f"{path} has layout {record.schema}, this selfplay reads {SCHEMA}")
-    if str(record.state.step) != folder.name:
+    if str(record.state.step) != folder.name.removesuffix(REPLACED):
         raise StoreError(f"{path} is of step {record.state.step}: the folder was renamed or mixed up")
     with store_errors(folder):
         _check_files(folder, record.files)
