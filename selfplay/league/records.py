@@ -243,8 +243,8 @@ def _count(tally: Tally, game: GameRecord, seat: str, others: Sequence[str]) -> 
     if game.ended == "truncated":
         tally.truncated += 1
     elif game.ended == "forfeit":
-        tally.forfeited += game.offender == seat
-        tally.won_by_forfeit += game.offender in others
+        tally.forfeited += seat not in game.winners
+        tally.won_by_forfeit += seat in game.winners and any(other not in game.winners for other in others)
     else:
         result = _against(game, seat, others)
         tally.wins += result == "win"

@@ -24,12 +24,15 @@ class Unusable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def why_unusable(episode: Episode, reward_range: tuple[float, float] = (-math.inf, math.inf)) -> Unusable | None:
-    """None for an episode that can be stored and trained on."""
+    """None for an episode that can be stored and trained on.
+
+    The range holds for results of play; what forfeits cost is declared apart from it.
+    """
     bad_rewards = {seat: r for seat, r in episode.rewards.items() if not math.isfinite(r)}
     if bad_rewards:
         return Unusable(reason="non-finite reward", detail=f"rewards {bad_rewards}")
     outside = {s: r for s, r in episode.rewards.items() if not _within(r, reward_range)}
-    if outside:
+    if outside and episode.ended != "forfeit":
         return Unusable(
             reason="reward out of range", detail=f"rewards {outside}, the environment declares {list(reward_range)}"
         )

@@ -1,0 +1,125 @@
+"""The staleness bound is derived: whatever the order of things, no trained episode is staler than ``depth``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from episode_samples import encode, episode
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from selfplay.buffer import EpisodeBuffer, Ledger, deepest_lag, is_due, max_started, may_train, startable
+
+
+@pytest.mark.parametrize(
+    ("published", "depth", "batch", "total", "expected"),
+    [(0, 0, 8, None, 8), (0, 1, 8, None, 16), (3, 1, 8, None, 40), (3, 2, 8, 4, 32), (0, 1, 8, 0, 0)],
+)
+def test_most_that_may_be_started(published: int, depth: int, batch: int, total: int | None, expected: int) -> None:
+    assert max_started(published, depth, batch, total) == expected
+
+
+def test_what_failed_makes_room() -> None:
+    args: dict[str, Any] = {"steps_published": 0, "depth": 1, "batch": 4, "trained": 0}
+    assert startable(**args, waiting=2, in_flight=6) == 0
+    assert startable(**args, waiting=2, in_flight=5) == 1
+    assert startable(**args, waiting=9, in_flight=9) == 0
+
+
+def test_a_synchronous_run_waits_for_everything_in_flight() -> None:
+    assert not may_train(waiting=4, batch=4, depth=0, in_flight_staleness=[0])
+    assert may_train(waiting=4, batch=4, depth=0, in_flight_staleness=[])
+
+
+def test_a_step_waits_for_what_is_due_and_for_nothing_else() -> None:
+    assert may_train(waiting=4, batch=4, depth=2, in_flight_staleness=[0, 1, 1])
+    assert not may_train(waiting=4, batch=4, depth=2, in_flight_staleness=[0, 2])
+    assert not may_train(waiting=3, batch=4, depth=2, in_flight_staleness=[])
+    assert is_due(2, 2)
+    assert deepest_lag(3) == 3
+
+
+class Loop(RuleBasedStateMachine):
+    """Pools, buffer, trainer and publisher, in any interleaving, with failures, and agents that sometimes do not move."""
+
+    @initialize(depth=st.integers(0, 3), batch=st.integers(1, 4))
+    def begin(self, depth: int, batch: int) -> None:
+        self.depth, self.batch = depth, batch
+        self.buffer = EpisodeBuffer(max_episodes=(depth + 1) * batch, max_bytes=10**9)
+        self.ledger = Ledger()
+        self.published = 0
+        self.unpublished = False
+        self.versions = {"pro": 0, "con": 0}
+        self.in_flight: dict[str, dict[str, int]] = {}
+        self.next_index = self.next_seq = self.trained_steps = 0
+        self.trained: list[int] = []
+
+    def may_start(self) -> int:
+        return startable(
+            steps_published=self.published, depth=self.depth, batch=self.batch, trained=self.trained_steps * self.batch,
+            waiting=len(self.buffer), in_flight=len(self.in_flight),
+        )  # fmt: skip
+
+    @precondition(lambda self: self.may_start() > 0)
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        for _ in range(data.draw(st.integers(1, self.may_start()))):
+            episode_id = f"{self.next_index}.0"
+            self.ledger.start(episode_id)
+            self.in_flight[episode_id] = dict(self.versions)
+            self.next_index += 1
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data(), how=st.sampled_from(["finish", "finish", "finish", "fail", "void"]))
+    def end_one(self, data: st.DataObject, how: str) -> None:
+        episode_id = data.draw(st.sampled_from(sorted(self.in_flight)))
+        began = self.in_flight.pop(episode_id)
+        if how != "finish":
+            getattr(self.ledger, how)(episode_id, "reason")
+            return
+        e = episode(int(episode_id.partition(".")[0]), versions=began)
+        self.buffer.put(self.next_seq, encode(e), e)
+        self.next_seq += 1
+        self.ledger.store(episode_id)
+
+    def may_train(self) -> bool:
+        ages = [max(self.versions[a] - v for a, v in began.items()) for began in self.in_flight.values()]
+        return not self.unpublished and may_train(waiting=len(self.buffer), batch=self.batch, depth=self.depth, in_flight_staleness=ages)
+
+    @precondition(lambda self: self.may_train())
+    @rule()
+    def train(self) -> None:
+        entries = self.buffer.take(self.batch, self.versions)
+        assert max(e.staleness for e in entries) <= deepest_lag(self.depth)
+        self.trained += [e.seq for e in entries]
+        self.trained_steps += 1
+        self.ledger.train(len(entries))
+        self.unpublished = True
+
+    @precondition(lambda self: self.unpublished)
+    @rule(moved=st.sets(st.sampled_from(["pro", "con"])))
+    def publish(self, moved: set[str]) -> None:
+        for agent in moved:
+            self.versions[agent] += 1
+        self.published += 1
+        self.unpublished = False
+
+    @invariant()
+    def nothing_is_lost_or_doubled(self) -> None:
+        if not hasattr(self, "ledger"):
+            return
+        report = self.ledger.check(waiting=len(self.buffer), in_flight=len(self.in_flight))
+        assert report.trained == len(self.trained) == len(set(self.trained))
+        assert {*self.trained, *self.buffer.seqs} == set(range(self.next_seq))
+
+    @invariant()
+    def nobody_waits_for_ever(self) -> None:
+        """Something can always happen: a match can start or end, a step can be taken or published."""
+        if hasattr(self, "ledger"):
+            assert self.may_start() or self.in_flight or self.unpublished or self.may_train()
+
+
+Loop.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestLoop = Loop.TestCase
