@@ -1,0 +1,70 @@
+"""Shared by all tests: one thread per process, no network, warnings kept out of children, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before anything imports torch: two spinning OpenMP pools on few cores slow each other down tenfold.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("NO_COLOR", "1")
+
+import psutil
+import pytest
+
+RUNTIME_VARIABLE = "SELFPLAY_RUNTIME_DIR"
+GRACE_S = 10.0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Every runtime folder of the session lies in a place of its own, which must be empty in the end; and no process
+    that was started with that place in its environment may still run, whoever its parent has become."""
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    place = Path(tempfile.mkdtemp(prefix="sp-test-", dir=parent))
+    before = os.environ.get(RUNTIME_VARIABLE)
+    os.environ[RUNTIME_VARIABLE] = str(place)
+    try:
+        yield
+        left = _wait_until_clean(place)
+    finally:
+        if before is None:
+            del os.environ[RUNTIME_VARIABLE]
+        else:
+            os.environ[RUNTIME_VARIABLE] = before
+        shutil.rmtree(place, ignore_errors=True)
+    if left:
+        pytest.fail("the tests left behind:\n" + "\n".join(left))
+
+
+def _wait_until_clean(place: Path) -> list[str]:
+    deadline = time.monotonic() + GRACE_S
+    while (left := [*_folders(place), *_processes(place)]) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
+def _folders(place: Path) -> list[str]:
+    return [f"runtime folder {p}" for p in place.iterdir()]
+
+
+def _processes(place: Path) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            ours = process.pid != os.getpid() and process.environ().get(RUNTIME_VARIABLE) == str(place)
+            command = " ".join(process.cmdline()) if ours else ""
+            ended = ours and process.status() == psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            continue
+        # Python's own helper of multiprocessing lives as long as the test process does.
+        if ours and not ended and "resource_tracker" not in command:
+            found.append(f"process {process.pid}: {command[:200]}")
+    return found

@@ -1,0 +1,145 @@
+"""The command line's edges: help, unknown commands, and which error becomes which exit code and output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import click
+import pytest
+
+from selfplay.cli.main import main, run
+from selfplay.errors import EnvironmentFault, IllegalMove, MissingExtraError, StoreError, UnknownNameError, UserError
+
+COMMANDS = ("train", "resume", "play", "env", "runs", "bench", "doctor")
+
+
+def group_that(action: Callable[[], object]) -> click.Group:
+    """A command group with one command, ``go``, that does ``action``."""
+    group = click.Group()
+    group.add_command(click.Command("go", callback=action))
+    return group
+
+
+def raises(error: BaseException) -> Callable[[], None]:
+    def action() -> None:
+        raise error
+
+    return action
+
+
+def test_help_lists_every_command_on_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 100
+    listed = [line.split()[0] for line in lines[lines.index("Commands:") + 1 :]]
+    assert tuple(listed) == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_one_screen_of_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"Usage: selfplay {name}")
+    assert len(out.splitlines()) <= 40
+
+
+def test_no_command_shows_the_help_and_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("Usage: selfplay")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["trian"], "selfplay: unknown command 'trian'; did you mean 'train'?"),
+        (["--nonsense"], "selfplay: No such option '--nonsense'; see  selfplay --help"),
+        (["bench", "rolout"], "selfplay: unknown benchmark 'rolout'; did you mean 'rollout'?"),
+        (["bench"], "selfplay: Missing argument 'NAME|all|list'; see  selfplay bench --help"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_2(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == line + "\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("no"), 2, "selfplay: no"),
+        (UnknownNameError("seat", "prp", ["pro", "con"]), 2, "selfplay: unknown seat 'prp'; did you mean 'pro'?"),
+        (
+            MissingExtraError("x", "envs", "y"),
+            2,
+            "selfplay: x needs the package 'y': install it with  pip install 'selfplay[envs]'",
+        ),
+        (StoreError("disk full"), 1, "selfplay: disk full"),
+        (KeyboardInterrupt(), 130, "selfplay: interrupted"),
+        (click.UsageError("two files"), 2, "selfplay: two files; see  selfplay go --help"),
+        (click.Abort(), 130, "selfplay: interrupted"),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, BaseException) else "",
+)
+def test_errors_become_exit_codes(
+    error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(group_that(raises(error)), ["go"]) == code
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == [line]
+    assert captured.out == ""
+
+
+def test_an_environments_bug_keeps_its_own_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = 'Traceback (most recent call last):\n  File "game.py", line 3, in step\nValueError: bad card 53\n'
+    fault = EnvironmentFault(env="poker-v0", seed=7, seat="dealer", turn=4, traceback=trace)
+    assert run(group_that(raises(fault)), ["go"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:3] == trace.splitlines()
+    assert lines[-1] == "selfplay: poker-v0 raised at turn 4 (seat dealer, seed 7): ValueError: bad card 53"
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("bug"), IllegalMove("bug"), BrokenPipeError("a socket's")])
+def test_a_bug_keeps_its_traceback(error: Exception) -> None:
+    """A broken pipe is quiet only when it is standard output's reader that left."""
+    with pytest.raises(type(error)):
+        run(group_that(raises(error)), ["go"])
+
+
+def test_a_command_may_return_its_exit_code() -> None:
+    assert run(group_that(lambda: 1), ["go"]) == 1
+    assert run(group_that(lambda: None), ["go"]) == 0
+    assert run(group_that(lambda: click.get_current_context().exit(3)), ["go"]) == 3
+
+
+def _child(code: str, **options: int) -> subprocess.Popen[bytes]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    program = f"import sys, click, time\nfrom selfplay.cli.main import run\n@click.group()\ndef g(): pass\n{code}\nsys.exit(run(g, ['go']))"
+    return subprocess.Popen([sys.executable, "-c", program], **pipes)
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    child = _child("@g.command()\ndef go():\n    while True: click.echo('line ' * 50)")
+    assert child.stdout is not None
+    assert child.stderr is not None
+    child.stdout.readline()
+    child.stdout.close()
+    assert child.wait(30) == 141
+    assert child.stderr.read() == b""
+    child.stderr.close()
+
+
+def test_ctrl_c_is_130_and_one_line() -> None:
+    child = _child("@g.command()\ndef go():\n    click.echo('up'); sys.stdout.flush(); time.sleep(60)")
+    assert child.stdout is not None
+    child.stdout.readline()
+    os.kill(child.pid, signal.SIGINT)
+    _, err = child.communicate(timeout=30)
+    assert (child.returncode, err.decode().strip()) == (130, "selfplay: interrupted")
