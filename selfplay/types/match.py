@@ -86,7 +86,7 @@ class Match(msgspec.Struct, frozen=True, kw_only=True):
     index: Annotated[int, Meta(ge=0)]
     env: ShortText
     env_params: dict[str, Scalar] = {}
-    seed: Annotated[int, Meta(ge=0, lt=2**63)]
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     seats: tuple[SeatAssignment, ...]
     limits: Limits = Limits()
     attempt: Annotated[int, Meta(ge=0)] = 0

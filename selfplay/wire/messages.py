@@ -24,7 +24,7 @@ PROTOCOL = 1
 
 Text = Annotated[str, Meta(max_length=20_000)]
 Pin = Literal["turn", "episode"] | int
-RequestId = Annotated[int, Meta(ge=0, lt=2**63)]
+RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):

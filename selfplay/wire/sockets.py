@@ -114,7 +114,7 @@ async def receive(socket: zmq.asyncio.Socket, timeout_s: float | None = None) ->
 
 async def _take(socket: zmq.asyncio.Socket) -> list[bytes] | None:
     """A waiting message, or None. Does not suspend: a non-blocking receive is answered on the spot."""
-    wanted = 2 if socket.socket_type == zmq.ROUTER else 1
+    wanted = 2 if socket.type == zmq.ROUTER else 1
     try:
         frames = [await socket.recv(zmq.NOBLOCK)]
     except zmq.Again:
