@@ -13,14 +13,14 @@ from selfplay.types import Match, derive_seed
 
 
 def sit_down(
-    match: Match, policy: PolicyClient | None, sampling: Sampling, environment: Environment
+    match: Match, policy: PolicyClient | None, sampling: Sampling, environment: Environment | None = None
 ) -> dict[str, Player]:
     """One player per seat, made by the agent kind the match names, each with a random generator of its own.
 
-    ``sampling.max_tokens`` of 0 means what the environment declares for a move. Raises `UserError` for an unknown agent
-    kind or option.
+    With ``environment``, ``sampling.max_tokens`` of 0 means what it declares for a move. Raises `UserError` for an unknown
+    agent kind or option.
     """
-    if sampling.max_tokens == 0:
+    if environment is not None and sampling.max_tokens == 0:
         sampling = msgspec.structs.replace(sampling, max_tokens=environment.max_move_tokens)
     return {
         a.seat: load_agent(a.player)(

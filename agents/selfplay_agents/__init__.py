@@ -1,0 +1,1 @@
+"""First-party agents, found through entry points of group ``selfplay.agents``."""

@@ -1,0 +1,1 @@
+"""First-party environments, found through entry points of group ``selfplay.environments``."""
