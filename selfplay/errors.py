@@ -51,10 +51,9 @@ class UnknownNameError(UserError):
 class MissingExtraError(UserError):
     """A feature needs packages of an extra that is not installed."""
 
-    def __init__(self, feature: str, extra: str, missing: str) -> None:
-        super().__init__(
-            f"{feature} needs the package {missing!r}: install it with  pip install 'selfplay[{extra}]'"
-        )
+    def __init__(self, feature: str, extra: str, missing: str, command: str = "") -> None:
+        command = command or f"pip install 'selfplay[{extra}]'"
+        super().__init__(f"{feature} needs the package {missing!r}: install it with  {command}")
 
 
 class RunError(SelfplayError):

