@@ -36,7 +36,10 @@ ROOMS_OF = {
 LAZY_ONLY = {"models", "bench", "store"}
 """Rooms that light processes import too: their heavy imports stay inside functions."""
 
-PLUGIN_ROOMS = {"types", "errors", "environment", "agent"}
+PLUGIN_ROOMS = {
+    "environments": {"types", "errors", "environment"},
+    "agents": {"types", "errors", "environment", "agent", "registry", "play"},
+}
 """What first-party environments and agents may use: what anybody else's may."""
 
 HEAVY = ("torch", "vllm", "ray", "transformers", "peft")
@@ -129,8 +132,8 @@ def test_plugins_use_only_what_other_peoples_plugins_may(path: Path) -> None:
     for item in imports(path):
         parts = item.name.split(".")
         assert parts[0] not in ROOMS_OF, f"line {item.line}: {item.name}"
-        if parts[0] == "selfplay" and len(parts) > 1 and (ROOT / "selfplay" / parts[1]).is_dir():
-            assert parts[1] in PLUGIN_ROOMS, f"line {item.line}: {item.name}"
+        if parts[0] == "selfplay" and len(parts) > 1 and parts[1] in LEVEL_OF:
+            assert parts[1] in PLUGIN_ROOMS[path.relative_to(ROOT).parts[0]], f"line {item.line}: {item.name}"
 
 
 @pytest.mark.parametrize(
