@@ -31,7 +31,9 @@ class APIPlayer:
             raise ConfigError(f"agent kind api: no address; give option base, or set {BASE_VARIABLE}")
         timeout_s, retries = float(options["timeout_s"]), int(options["retries"])
         if timeout_s <= 0 or not 0 <= retries <= 20:
-            raise ConfigError(f"agent kind api: timeout_s is {timeout_s:g} and retries {retries}; they must be > 0 and 0 to 20")
+            raise ConfigError(
+                f"agent kind api: timeout_s is {timeout_s:g} and retries {retries}; they must be > 0 and 0 to 20"
+            )
         self._api = ChatApi(base, str(options["model"]), timeout_s=timeout_s, retries=retries)
         self._sampling = context.sampling
         self._messages: list[Message] = []

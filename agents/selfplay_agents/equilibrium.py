@@ -19,7 +19,9 @@ class EquilibriumPlayer:
     """Plays a Nash equilibrium. Option ``alpha`` in [0, 1/3]: how often the first seat bluffs."""
 
     def __init__(self, context: PlayerContext) -> None:
-        options = check_values("agent kind equilibrium", (Parameter(name="alpha", kind="float", default=0.2),), context.options)
+        options = check_values(
+            "agent kind equilibrium", (Parameter(name="alpha", kind="float", default=0.2),), context.options
+        )
         if re.sub(r"-v\d+\Z", "", context.env_id) != "kuhn-poker":
             raise UserError(f"equilibrium cannot play {context.env_id!r}; it knows kuhn-poker")
         self._alpha, self._rng = float(options["alpha"]), context.rng

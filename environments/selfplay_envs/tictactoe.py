@@ -27,7 +27,9 @@ class TicTacToe(Environment):
         self._moves = 0
 
     def rules(self, seat: str) -> str:
-        return f"You play tic-tac-toe as {seat.upper()}. Three in a line win. Answer with the number of an empty square."
+        return (
+            f"You play tic-tac-toe as {seat.upper()}. Three in a line win. Answer with the number of an empty square."
+        )
 
     def to_move(self) -> Sequence[str]:
         return () if self._winner() or self._moves == 9 else (self.seats[self._moves % 2],)

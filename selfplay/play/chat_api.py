@@ -77,7 +77,9 @@ class ChatApi:
         if url.scheme not in ("http", "https") or not url.hostname:
             raise ConfigError(f"API address {base!r} is not of the form https://host/v1")
         if url.username or url.password:
-            raise ConfigError(f"API address of {url.hostname} contains a user or password; put the key into {KEY_VARIABLE}")
+            raise ConfigError(
+                f"API address of {url.hostname} contains a user or password; put the key into {KEY_VARIABLE}"
+            )
         if not model:
             raise ConfigError(f"no model name was given for the API at {base}")
         self._secure, self._host, self._port = url.scheme == "https", url.hostname, url.port

@@ -114,8 +114,9 @@ class _Game:
             return _End(ended="truncated", reason=f"time: the cap of {limit:g} s was reached")
 
     async def _rounds(self) -> _End:
-        number = num_decisions = 0
-        while decisions := self._table.open_round(number):
+        num_decisions = 0
+        decisions = self._table.open_round()
+        while decisions:
             num_decisions += len(decisions)
             if cap := self._cap_reached(num_decisions):
                 return _End(ended="truncated", reason=cap)
@@ -123,8 +124,7 @@ class _Game:
             moves, end = await self._play_round(decisions)
             if end is not None:
                 return end
-            self._table.step(moves)
-            number += 1
+            decisions = self._table.open_round(moves)
         return _End(ended="natural")
 
     def _cap_reached(self, num_decisions: int) -> str:
@@ -151,10 +151,11 @@ class _Game:
                 await _together([self._ask(d, t) for d, t in zip(decisions, tries, strict=True)])
         finally:
             for seat_tries in tries:  # in seat order, whoever was quicker
-                self._turns += seat_tries
-                self._num_tokens += sum(len(t.prompt_ids) + len(t.sampled_ids) for t in seat_tries)
-        last = [seat_tries[-1] for seat_tries in tries]
-        return {t.seat: t.move for t in last if t.move is not None}, _round_end(last, tries)
+                for turn in seat_tries:
+                    self._turns.append(turn)
+                    self._num_tokens += len(turn.prompt_ids) + len(turn.sampled_ids)
+        moves = {t[-1].seat: t[-1].move for t in tries if t[-1].move is not None}
+        return moves, None if len(moves) == len(tries) else _round_end(tries)
 
     async def _ask(self, decision: Decision, tries: list[Turn]) -> None:
         """Ask one seat until its move is legal, its tries are used up, or its context is full."""
@@ -204,11 +205,9 @@ def _check_seats(seats: Sequence[str], players: Mapping[str, Player], match: Mat
         raise UserError(f"{match.env} has the seats {', '.join(seats)}, but the match fills {', '.join(assigned)}")
 
 
-def _round_end(last: Sequence[Turn], tries: Sequence[Sequence[Turn]]) -> _End | None:
-    """What a round's last tries mean for the game; None when every seat moved."""
-    failed = [(t, len(n)) for t, n in zip(last, tries, strict=True) if t.move is None]
-    if not failed:
-        return None
+def _round_end(tries: Sequence[Sequence[Turn]]) -> _End:
+    """How the game ends when at least one seat of a round has no legal move."""
+    failed = [(t[-1], len(t)) for t in tries if t[-1].move is None]
     if full := [t.seat for t, _ in failed if t.stop_reason == "context"]:
         return _End(ended="truncated", reason=f"context: seat {', '.join(full)} reached the model's context length")
     reasons = [f"{t.seat} made no legal move in {n} tries: {t.note}" for t, n in failed]

@@ -44,7 +44,9 @@ def checked_rewards(environment: Environment, rewards: Mapping[Any, Any]) -> dic
         raise ValueError(f"rewards lack {', '.join(map(repr, missing))}")
     total = sum(out.values())
     if environment.zero_sum and abs(total) > _ZERO_SUM_TOLERANCE * max(1.0, high - low):
-        raise ValueError(f"rewards {out} sum to {total:g} although zero_sum is declared; set zero_sum = False if they may")
+        raise ValueError(
+            f"rewards {out} sum to {total:g} although zero_sum is declared; set zero_sum = False if they may"
+        )
     return {s: out[s] for s in seats}
 
 

@@ -36,21 +36,36 @@ class Table:
 
     @property
     def num_printed_chars(self) -> int:
-        return self._inside.isolation.num_printed_chars
+        return self._inside.num_printed_chars
 
-    def open_round(self, number: int) -> tuple[Decision, ...]:
-        """One decision per seat that moves now, all made before any seat is asked; empty when the game is over."""
-        inside, game = self._inside, self._environment
-        inside.turn, inside.seat = number, ""
+    def open_round(self, moves: Mapping[str, str] | None = None) -> tuple[Decision, ...]:
+        """Apply the last round's moves at once, if there was one; then one decision per seat that moves now.
+
+        All decisions are made before any seat is asked. Empty when the game is over.
+        """
+        inside = self._inside
         with inside:
-            seats = tuple(game.to_move())
-            for seat in seats:
-                inside.seat = seat
-                if seat not in self.seats:
-                    raise ValueError(f"to_move() named {seat!r}, which is not a seat: {', '.join(self.seats)}")
-            if len(set(seats)) != len(seats):
-                raise ValueError(f"to_move() named a seat twice: {seats!r}")
-            return tuple([self._decision(seat, number) for seat in seats])
+            if moves is not None:
+                inside.seat = next(iter(moves)) if len(moves) == 1 else ""
+                self._step(moves)
+                inside.turn += 1
+            inside.seat = ""
+            seats = tuple(self._environment.to_move())
+            self._check_movers(seats)
+            return tuple([self._decision(seat, inside.turn) for seat in seats])
+
+    def _step(self, moves: Mapping[str, str]) -> None:
+        try:
+            self._environment.step(moves)
+        except IllegalMove as e:
+            raise ValueError(f"step() raised IllegalMove({e}); a move is refused in parse()") from e
+
+    def _check_movers(self, seats: Sequence[str]) -> None:
+        for seat in seats:
+            if seat not in self.seats:
+                raise ValueError(f"to_move() named {seat!r}, which is not a seat: {', '.join(self.seats)}")
+        if len(set(seats)) != len(seats):
+            raise ValueError(f"to_move() named a seat twice: {seats!r}")
 
     def _decision(self, seat: str, number: int) -> Decision:
         game = self._environment
@@ -70,16 +85,6 @@ class Table:
         self._inside.seat = seat
         with self._inside:
             return _text(self._environment.parse(seat, text), "parse")
-
-    def step(self, moves: Mapping[str, str]) -> None:
-        """Apply the round's moves at once."""
-        inside = self._inside
-        inside.seat = next(iter(moves)) if len(moves) == 1 else ""
-        with inside:
-            try:
-                self._environment.step(moves)
-            except IllegalMove as e:
-                raise ValueError(f"step() raised IllegalMove({e}); a move is refused in parse()") from e
 
     def jury_questions(self) -> tuple[JuryQuestion, ...]:
         """What the game asks its jury."""
@@ -116,22 +121,19 @@ class Table:
             return checked_rewards(self._environment, rewards)
 
 
-class _Inside:
+class _Inside(Isolation):
     """The boundary to environment code: isolation on the way in, one kind of error on the way out."""
 
     def __init__(self, env_id: str, seed: int) -> None:
-        self.isolation = Isolation(derive_seed(seed, "play"))
+        super().__init__(derive_seed(seed, "play"))
         self.seat, self.turn = "", 0
         self._env_id, self._seed = env_id, seed
-
-    def __enter__(self) -> None:
-        self.isolation.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.isolation.__exit__(kind, error, trace)
-        if isinstance(error, Exception | SystemExit) and not isinstance(error, IllegalMove):
+        super().__exit__(kind, error, trace)
+        if error is not None and isinstance(error, Exception | SystemExit) and not isinstance(error, IllegalMove):
             text = "".join(traceback.format_exception(error))
             raise EnvironmentFault(
                 env=self._env_id, seed=self._seed, seat=str(self.seat), turn=self.turn, traceback=text

@@ -118,7 +118,9 @@ def build_spec(env_id: str, params: Mapping[str, Scalar]) -> EnvironmentSpec:
 def _checked_seats(env_id: str, game: Environment) -> tuple[str, ...]:
     seats = tuple(game.seats)
     if not seats or len(set(seats)) != len(seats) or not all(0 < len(s) <= 200 and s.isprintable() for s in seats):
-        raise UserError(f"environment {env_id!r} has seats {seats!r}: it needs at least one, each with a name of its own")
+        raise UserError(
+            f"environment {env_id!r} has seats {seats!r}: it needs at least one, each with a name of its own"
+        )
     return seats
 
 

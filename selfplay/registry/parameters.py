@@ -11,7 +11,12 @@ import msgspec
 from selfplay.errors import ConfigError, UserError, suggestion
 from selfplay.types import Scalar
 
-_KINDS: dict[str, type[bool] | type[int] | type[float] | type[str]] = {"bool": bool, "int": int, "float": float, "str": str}
+_KINDS: dict[str, type[bool] | type[int] | type[float] | type[str]] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+}
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
