@@ -78,7 +78,10 @@ class AdapterStore:
                 _write_info(folder, version, parent, digest, dict(meta or {}))
                 if final.exists():
                     raise _AlreadyThere
-        except _AlreadyThere:
+        except (_AlreadyThere, StoreError):
+            # Somebody was first, seen before the rename or by it; anything else is passed on.
+            if not digest or not final.exists():
+                raise
             self._require_same(version, digest)
         return digest
 
