@@ -1,7 +1,7 @@
-"""Causal attention of a packed row: every segment sees itself alone.
+"""Causal attention over a packed row: every segment sees itself only.
 
-Plugs into transformers through its attention interface. The lengths of the row's segments travel as the keyword
-argument ``segment_lengths`` from the model's forward to each attention layer.
+Registered with transformers under `NAME`; the model hands ``segment_lengths`` through its keyword arguments. A model that
+does not, or whose attention has a feature that is not computed here, is refused instead of being trained wrongly.
 """
 
 from __future__ import annotations
@@ -16,13 +16,7 @@ from torch import Tensor, nn
 from selfplay.errors import TrainerError
 
 NAME = "selfplay_packed"
-
-
-def register() -> None:
-    """Make ``attn_implementation="selfplay_packed"`` known to transformers; idempotent."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, packed_attention)
+_UNSUPPORTED = ("softcap", "s_aux", "head_mask")
 
 
 def packed_attention(
@@ -30,34 +24,40 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001 (the interface's signature; packed rows have no padding)
+    attention_mask: Tensor | None,
     *,
-    segment_lengths: Sequence[int] | None = None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
-    **_: Any,
+    segment_lengths: Sequence[int] | None = None,
+    **options: Any,
 ) -> tuple[Tensor, None]:
-    """query [1, H, T, D], key and value [1, K, T, D] → [1, T, H, D]; ``segment_lengths`` sum to T."""
-    if segment_lengths is None:
-        raise TrainerError(f"{type(module).__name__} does not pass keyword arguments on to attention: not supported")
-    grouped = query.shape[1] != key.shape[1]
+    """query [1, H, T, D], key and value [1, G, T, D] → [1, T, H, D]; ΣT of ``segment_lengths`` is T."""
+    if segment_lengths is None or attention_mask is not None:
+        raise TrainerError(f"{type(module).__name__} does not pass packed segments to its attention: cannot be trained")
+    _check_options(module, options, max(segment_lengths))
     lengths = list(segment_lengths)
+    grouped = query.shape[1] != key.shape[1]
     parts = [
-        F.scaled_dot_product_attention(
-            q, k, v, attn_mask=(mask := _window(q, sliding_window)), is_causal=mask is None, scale=scaling,
-            enable_gqa=grouped,
-        )
+        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
         for q, k, v in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
-    ]  # fmt: skip
-    out = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
-    return out.transpose(1, 2).contiguous(), None
+    ]
+    whole = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
+    return whole.transpose(1, 2).contiguous(), None
 
 
-def _window(query: Tensor, size: int | None) -> Tensor | None:
-    """Which keys a query may see [T, T] when the layer looks back at most ``size`` tokens; None where that is all."""
-    length = query.shape[2]
-    if size is None or length <= size:
-        return None
-    at = torch.arange(length, device=query.device)
-    back = at[:, None] - at[None, :]
-    return (back >= 0) & (back < size)
+def register() -> None:
+    """Make `NAME` an ``attn_implementation`` of transformers; idempotent."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, packed_attention)
+
+
+def _check_options(module: nn.Module, options: dict[str, Any], longest: int) -> None:
+    for name in _UNSUPPORTED:
+        if options.get(name) is not None:
+            raise TrainerError(f"{type(module).__name__} uses attention with {name}, which packed training does not compute")
+    window = options.get("sliding_window")
+    if window is not None and longest > window:
+        raise TrainerError(
+            f"a segment of {longest} tokens is longer than the attention window of {window} tokens of "
+            f"{type(module).__name__}; set policy.max_model_len to at most {window}"
+        )

@@ -1,115 +1,192 @@
-"""Linear layers whose rows belong to different agents: each agent's rows go through its own A and B.
+"""LoRA agents as flat parameters: one fp32 vector per agent that holds all its A and B matrices.
 
-    rows of x   │ agent a │ agent b    │ agent c │          y = x Wᵀ + bias + s · (x Aᵀ) Bᵀ   with the A, B of the row's agent
-
-A packed row is sorted by agent, so an agent is one contiguous range and costs two small matrix products more than the
-base. The frozen weight gets no gradient; adapters stay float32 and are cast to the base's dtype for the products.
+In: the projections of a frozen model, rank, alpha. Out: for each agent a `FlatAdapter` whose matrices are views into one
+parameter, so that clipping, the optimizer, a checkpoint and an all-reduce each touch one tensor instead of hundreds.
+The order of the matrices is the `LoraLayout`: projection by projection, A [r, in] before B [out, r].
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from selfplay.errors import TrainerError
-from selfplay.training.adapter import Projection
+from selfplay.config.schema import LoraConfig
+from selfplay.errors import ConfigError, TrainerError
+from selfplay.training.segment_lora import SegmentLora
+from selfplay.types import Scalar, derive_seed
 
-Range = tuple[int, int]
-
-
-@dataclass(kw_only=True)
-class ActiveAdapters:
-    """What the adapted layers of a model look up in each pass: the ranges of the present row and whose they are."""
-
-    scale: float
-    ranges: Sequence[Range] = ()
-    """[start, end) of each agent's tokens; they tile the row."""
-    matrices: Sequence[Sequence[Tensor]] = field(default_factory=list)
-    """For each range the views A₀, B₀, A₁, B₁, … of its agent."""
+PEFT_PREFIX = "base_model.model."
 
 
-class SegmentLinear(nn.Module):
-    """Takes the place of a frozen ``nn.Linear``; holds its weight, and reads the adapters from ``active``."""
+@dataclass(frozen=True, kw_only=True)
+class Projection:
+    """One nn.Linear that gets an adapter."""
 
-    def __init__(self, base: nn.Linear, index: int, active: ActiveAdapters) -> None:
-        super().__init__()
-        self.weight, self.bias = base.weight, base.bias
-        self._index, self._active = index, active
-
-    def forward(self, x: Tensor) -> Tensor:
-        active = self._active
-        if not active.ranges:
-            return F.linear(x, self.weight, self.bias)
-        pair = slice(2 * self._index, 2 * self._index + 2)
-        matrices = [m for views in active.matrices for m in views[pair]]
-        out: Tensor = _SegmentLora.apply(x, self.weight, self.bias, active.scale, active.ranges, *matrices)  # type: ignore[no-untyped-call]
-        return out
+    name: str
+    """Module name in the causal LM, for example ``model.layers.0.self_attn.q_proj``."""
+    in_features: int
+    out_features: int
 
 
-def adapt(model: nn.Module, targets: Sequence[str], active: ActiveAdapters) -> tuple[Projection, ...]:
-    """Replace every linear layer called one of ``targets``; what was replaced, in the model's order.
+@dataclass(frozen=True, kw_only=True)
+class LoraLayout:
+    """Which matrices an adapter has and where they lie in its flat vector; the same for every agent."""
 
-    Raises `TrainerError` when a target does not occur, or is not an ``nn.Linear``.
+    rank: int
+    alpha: float
+    projections: tuple[Projection, ...]
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    @property
+    def shapes(self) -> tuple[tuple[int, int], ...]:
+        """A [r, in] and B [out, r] of each projection, in flat order."""
+        return tuple(s for p in self.projections for s in ((self.rank, p.in_features), (p.out_features, self.rank)))
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(rows * columns for rows, columns in self.shapes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """PEFT tensor names, in flat order."""
+        return tuple(f"{PEFT_PREFIX}{p.name}.lora_{m}.weight" for p in self.projections for m in "AB")
+
+    @property
+    def targets(self) -> list[str]:
+        """Last names of the adapted projections, sorted."""
+        return sorted({p.name.rpartition(".")[2] for p in self.projections})
+
+    def adapter_config(self) -> dict[str, Scalar | list[str]]:
+        """The fields of PEFT's adapter_config.json that describe this layout."""
+        alpha: Scalar = int(self.alpha) if self.alpha.is_integer() else self.alpha
+        return {"r": self.rank, "lora_alpha": alpha, "target_modules": list[str](self.targets)}
+
+
+def find_layout(model: nn.Module, config: LoraConfig) -> LoraLayout:
+    """The projections of ``model`` that ``lora.targets`` names, in module order.
+
+    Raises `ConfigError` for a target that the model does not have or that is not an nn.Linear.
     """
-    found = [(name, module) for name, module in model.named_modules() if name.rpartition(".")[2] in targets]
-    missing = set(targets) - {name.rpartition(".")[2] for name, _ in found}
+    found = [(name, m) for name, m in model.named_modules() if name.rpartition(".")[2] in config.targets]
+    missing = set(config.targets) - {name.rpartition(".")[2] for name, _ in found}
     if missing:
-        raise TrainerError(
-            f"lora.targets: the model has no layer called {', '.join(sorted(missing))}; it has {', '.join(_linear_names(model))}"
+        raise ConfigError(
+            f"lora.targets: the model has no projection {', '.join(map(repr, sorted(missing)))}; "
+            f"it has {', '.join(_linear_names(model))}"
         )
-    layout = []
-    for index, (name, module) in enumerate(found):
-        if not isinstance(module, nn.Linear):
-            raise TrainerError(f"lora.targets: {name} is a {type(module).__name__}; only nn.Linear layers can be adapted")
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, SegmentLinear(module, index, active))
-        layout.append(Projection(name=name, in_features=module.in_features, out_features=module.out_features))
-    return tuple(layout)
+    return LoraLayout(
+        rank=config.rank, alpha=config.alpha, projections=tuple(_projection(name, module) for name, module in found)
+    )
+
+
+def _projection(name: str, module: nn.Module) -> Projection:
+    if type(module) is not nn.Linear:
+        raise ConfigError(f"lora.targets: {name} is a {type(module).__name__}, only nn.Linear can get an adapter")
+    return Projection(name=name, in_features=module.in_features, out_features=module.out_features)
 
 
 def _linear_names(model: nn.Module) -> list[str]:
-    return sorted({name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, nn.Linear)})
+    return sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
 
 
-class _SegmentLora(torch.autograd.Function):
-    """Saves the input once (shared with sibling projections) and the small x Aᵀ; never x·W for the adapter's sake."""
+class FlatAdapter(nn.Module):
+    """One agent's LoRA: ``flat`` [numel] fp32, and its matrices as views."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, ranges: Sequence[Range], *matrices: Tensor
-    ) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        out = F.linear(rows, weight, bias)
-        casts, middles = [], []
-        for (start, end), a, b in zip(ranges, matrices[::2], matrices[1::2], strict=True):
-            a_cast, b_cast = a.to(x.dtype), (b * scale).to(x.dtype)
-            middle = rows[start:end] @ a_cast.t()
-            out[start:end].addmm_(middle, b_cast.t())
-            casts += [a_cast, b_cast]
-            middles.append(middle)
-        ctx.save_for_backward(rows, weight, *casts, *middles)
-        ctx.ranges, ctx.scale, ctx.dtype = ranges, scale, matrices[0].dtype
-        return out.view(*x.shape[:-1], -1)
+    def __init__(self, layout: LoraLayout, flat: Tensor) -> None:
+        super().__init__()
+        self.layout = layout
+        self.flat = nn.Parameter(flat)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        num = len(ctx.ranges)
-        rows, weight, *rest = ctx.saved_tensors
-        casts, middles = rest[: 2 * num], rest[2 * num :]
-        grad = grads[0].reshape(-1, grads[0].shape[-1])
-        grad_rows = grad @ weight if ctx.needs_input_grad[0] else None
-        out: list[Tensor] = []
-        for (start, end), a, b, middle in zip(ctx.ranges, casts[::2], casts[1::2], middles, strict=True):
-            part = grad[start:end]
-            grad_middle = part @ b
-            if grad_rows is not None:
-                grad_rows[start:end].addmm_(grad_middle, a)
-            out.append((grad_middle.t() @ rows[start:end]).to(ctx.dtype))
-            out.append((part.t() @ middle).to(ctx.dtype).mul_(ctx.scale))
-        grad_x = None if grad_rows is None else grad_rows.view(*grads[0].shape[:-1], -1)
-        return (grad_x, None, None, None, None, *out)
+    @classmethod
+    def create(cls, layout: LoraLayout, *, seed: int, agent: str) -> FlatAdapter:
+        """A fresh adapter: A uniform in ±1/√in (PEFT's Kaiming init), B zero, so the agent starts as the base model."""
+        generator = torch.Generator().manual_seed(derive_seed(seed, "adapter", agent))
+        return cls(layout, torch.cat(list(_initial(layout, generator))))
+
+    def matrices(self) -> list[Tensor]:
+        """A, B, A, B, … in flat order, attached to the graph: their gradients arrive in ``flat.grad``."""
+        parts = self.flat.split(self.layout.sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The matrices by PEFT name, detached; they share memory with ``flat``."""
+        with torch.no_grad():
+            return dict(zip(self.layout.names, (m.detach() for m in self.matrices()), strict=True))
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over the matrices of a PEFT adapter; raises `TrainerError` naming the first that does not fit."""
+        ours = self.tensors()
+        odd = sorted(ours.keys() ^ tensors.keys())
+        if odd:
+            raise TrainerError(f"adapter tensors differ from lora.targets, for example {odd[0]!r}")
+        for name, matrix in ours.items():
+            if matrix.shape != tensors[name].shape:
+                raise TrainerError(
+                    f"adapter tensor {name!r} has shape {tuple(tensors[name].shape)}, "
+                    f"lora.rank={self.layout.rank} needs {tuple(matrix.shape)}"
+                )
+            matrix.copy_(tensors[name])
+
+
+def _initial(layout: LoraLayout, generator: torch.Generator) -> Iterable[Tensor]:
+    for p in layout.projections:
+        bound = p.in_features**-0.5
+        yield torch.empty(layout.rank * p.in_features).uniform_(-bound, bound, generator=generator)
+        yield torch.zeros(layout.rank * p.out_features)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens ``[start, end)`` of a packed row belong to ``agent``."""
+
+    agent: str
+    start: int
+    end: int
+
+
+class ActiveRow:
+    """What the LoRA linears of a model look up while a row is computed: whose tokens are where, and the matrices.
+
+    It stays as it is until the next row, because recomputed activations look it up during the backward pass.
+    """
+
+    def __init__(self) -> None:
+        self.runs: tuple[Run, ...] = ()
+        self.matrices: dict[str, list[Tensor]] = {}
+
+    def set(self, runs: Sequence[Run], adapters: Mapping[str, FlatAdapter]) -> None:
+        self.runs = tuple(runs)
+        self.matrices = {agent: adapters[agent].matrices() for agent in sorted({r.agent for r in runs})}
+
+
+class LoraLinear(nn.Module):
+    """A frozen nn.Linear plus, for each run of tokens, the low-rank update of the agent that owns them."""
+
+    def __init__(self, linear: nn.Linear, index: int, scale: float, row: ActiveRow) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        self._index, self._scale, self._row = index, scale, row
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., T, in] → [..., T, out]; T runs over the tokens of the active row."""
+        runs, at = self._row.runs, 2 * self._index
+        matrices = [m for r in runs for m in self._row.matrices[r.agent][at : at + 2]]
+        bounds = tuple((r.start, r.end) for r in runs)
+        out: Tensor = SegmentLora.apply(x, self.weight, self.bias, self._scale, bounds, *matrices)  # type: ignore[no-untyped-call]
+        return out
+
+
+def attach(model: nn.Module, layout: LoraLayout, row: ActiveRow) -> None:
+    """Replace every projection of the layout by a `LoraLinear` on the same weights."""
+    for index, projection in enumerate(layout.projections):
+        path, _, last = projection.name.rpartition(".")
+        parent = model.get_submodule(path)
+        linear = getattr(parent, last)
+        setattr(parent, last, LoraLinear(linear, index, layout.scale, row))

@@ -1,113 +1,95 @@
-"""Segments → one packed row of tensors, with the agents' tokens and actions as contiguous ranges.
+"""A packed row: the segments of one micro-batch as tensors, agent by agent.
 
-    ids        │ segment of a │ segment of a │ segment of b │        [T]
-    positions  │ 0 1 2 …      │ 0 1 2 …      │ 0 1 2 …      │        [T]
-    actions: for each action token t the hidden state at t − 1 predicts ids[t]
-
-An action's context is exactly what precedes it in its own segment. Only action tokens reach the loss.
+In: `Segment`s. Out: one sequence of T tokens whose positions restart at each segment, and for the N action tokens the
+positions whose hidden state predicts them, what was sampled, with which logprob and with which advantage.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 
-from selfplay.errors import TrainerError
+from selfplay.training.lora import Run
 from selfplay.types import Segment
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One packed row of T tokens with N actions."""
+class PackedRow:
+    """One forward and backward pass. Actions are grouped by agent, in the order of ``runs``."""
 
     ids: Tensor
-    """[T] int64."""
+    """[1, T] long."""
     positions: Tensor
-    """[T] int64, from 0 in each segment."""
-    lengths: tuple[int, ...]
-    """Of the segments; they sum to T."""
-    tokens: dict[str, tuple[int, int]]
-    """Agent → its range of tokens; sorted, they tile the row."""
-    actions: dict[str, tuple[int, int]]
-    """Agent → its range of actions."""
-    predictors: Tensor
-    """[N] index of the token before each action."""
+    """[1, T] long."""
+    segment_lengths: tuple[int, ...]
+    runs: tuple[Run, ...]
+    """Whose tokens are where; covers [0, T)."""
+    predicted_from: Tensor
+    """[N] long: the token before each action."""
     targets: Tensor
-    """[N] the action tokens."""
+    """[N] long: the action tokens."""
     rollout_logprobs: Tensor
-    """[N] float32, as sampled."""
+    """[N] fp32, as recorded when they were sampled."""
     advantages: Tensor
-    """[N] float32."""
+    """[N] fp32."""
+    actions: tuple[tuple[str, int, int], ...]
+    """(agent, start, end) over [0, N)."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.segment_lengths)
 
 
-def pack_row(segments: Sequence[Segment], agents: Collection[str], *, device: torch.device, vocab_size: int) -> Row | None:
-    """The row of those ``segments`` that belong to ``agents``, sorted by agent; None when there is none.
+def pack_row(segments: Sequence[Segment], device: torch.device) -> PackedRow:
+    """Pack at least one segment, sorted by agent."""
+    ordered = sorted(segments, key=lambda s: s.agent)
+    lengths = tuple(len(s.ids) for s in ordered)
+    offsets = [0, *accumulate(lengths)]
+    at = [(s, t, o + t) for s, o in zip(ordered, offsets, strict=False) for t, m in enumerate(s.mask) if m]
 
-    Raises `TrainerError` naming the episode for a token the model does not have, and for an action without context.
-    """
-    chosen = sorted((s for s in segments if s.agent in agents), key=lambda s: s.agent)
-    if not chosen:
-        return None
-    ids: list[int] = []
-    positions: list[int] = []
-    predictors: list[int] = []
-    logprobs: list[float] = []
-    advantages: list[float] = []
-    tokens, actions = {}, {}
-    for agent, group in groupby(chosen, key=lambda s: s.agent):
-        first_token, first_action = len(ids), len(predictors)
-        for segment in group:
-            _check(segment, vocab_size)
-            at = [t for t, is_action in enumerate(segment.mask) if is_action]
-            predictors += [len(ids) + t - 1 for t in at]
-            logprobs += [segment.logprobs[t] for t in at]
-            advantages += [segment.advantages[t] for t in at]
-            ids += segment.ids
-            positions += range(len(segment.ids))
-        tokens[agent], actions[agent] = (first_token, len(ids)), (first_action, len(predictors))
-    all_ids = torch.tensor(ids, device=device)
-    before = torch.tensor(predictors, dtype=torch.int64, device=device)
-    return Row(
-        ids=all_ids, positions=torch.tensor(positions, device=device), lengths=tuple(len(s.ids) for s in chosen),
-        tokens=tokens, actions=actions, predictors=before, targets=all_ids[before + 1],
-        rollout_logprobs=torch.tensor(logprobs, dtype=torch.float32, device=device),
-        advantages=torch.tensor(advantages, dtype=torch.float32, device=device),
-    )  # fmt: skip
+    def long(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=device)
 
+    def real(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=device)
 
-def forced_row(agent: str, ids: Sequence[int], *, device: torch.device, vocab_size: int) -> Row:
-    """A row of one sequence in which every token after the first is an action without advantage: teacher forcing."""
-    num = len(ids)
-    segment = Segment(
-        episode_id="probe", agent=agent, seat="", ids=tuple(ids), mask=(0, *[1] * (num - 1)), logprobs=(0.0,) * num,
-        advantages=(0.0,) * num, versions=(0, 0),
-    )  # fmt: skip
-    row = pack_row([segment], {agent}, device=device, vocab_size=vocab_size)
-    if row is None or num < 2:
-        raise TrainerError(f"a probe needs at least 2 tokens, not {num}")
-    return row
-
-
-def idle_row(agent: str, *, device: torch.device) -> Row:
-    """One token and no action: keeps a rank in step with the collectives of a sharded base, and adds a zero gradient."""
-    segment = Segment(
-        episode_id="idle", agent=agent, seat="", ids=(0,), mask=(0,), logprobs=(0.0,), advantages=(0.0,), versions=(0, 0)
+    return PackedRow(
+        ids=long([i for s in ordered for i in s.ids])[None],
+        positions=long([p for n in lengths for p in range(n)])[None],
+        segment_lengths=lengths,
+        runs=tuple(Run(a, i, j) for a, i, j in _spans([(s.agent, len(s.ids)) for s in ordered])),
+        predicted_from=long([row - 1 for _, _, row in at]),
+        targets=long([s.ids[t] for s, t, _ in at]),
+        rollout_logprobs=real([s.logprobs[t] for s, t, _ in at]),
+        advantages=real([s.advantages[t] for s, t, _ in at]),
+        actions=_spans([(s.agent, s.num_actions) for s in ordered]),
     )
-    row = pack_row([segment], {agent}, device=device, vocab_size=1)
-    assert row is not None  # it has just been given a segment
-    return row
 
 
-def _check(segment: Segment, vocab_size: int) -> None:
-    where = f"segment of {segment.agent} in episode {segment.episode_id}"
-    lengths = {len(segment.ids), len(segment.mask), len(segment.logprobs), len(segment.advantages)}
-    if len(lengths) != 1 or not segment.ids:
-        raise TrainerError(f"{where}: ids, mask, logprobs and advantages have {sorted(lengths)} entries")
-    if max(segment.ids) >= vocab_size:
-        raise TrainerError(f"{where}: token {max(segment.ids)} is outside the model's vocabulary of {vocab_size}")
-    if segment.mask[0]:
-        raise TrainerError(f"{where}: its first token is an action, sampled from nothing")
+def teacher_forced_row(agent: str, ids: Sequence[int], device: torch.device) -> PackedRow:
+    """A row in which every token but the first is an action of ``agent``."""
+    zeros = (0.0,) * len(ids)
+    mask = (0, *(1,) * (len(ids) - 1))
+    segment = Segment(
+        episode_id="", agent=agent, seat="", ids=tuple(ids), mask=mask, logprobs=zeros, advantages=zeros, versions=(0, 0)
+    )
+    return pack_row([segment], device)
+
+
+def filler_row(agent: str, device: torch.device) -> PackedRow:
+    """A row without actions: its gradient is zero, and it runs the same collectives as any other row."""
+    return teacher_forced_row(agent, [0], device)
+
+
+def _spans(sizes: Sequence[tuple[str, int]]) -> tuple[tuple[str, int, int], ...]:
+    """Merge neighbours of one agent: (agent, start, end)."""
+    out, start = [], 0
+    for agent, group in groupby(sizes, key=lambda s: s[0]):
+        end = start + sum(size for _, size in group)
+        out.append((agent, start, end))
+        start = end
+    return tuple(out)
