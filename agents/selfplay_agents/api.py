@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from selfplay.agent import Answer, Decision, Message, PlayerContext
 from selfplay.errors import ConfigError
-from selfplay.play.chat_api import ChatApi
+from selfplay.play.chat_api import ChatApi, api_base
 from selfplay.registry.parameters import Parameter, check_values
 
-BASE_VARIABLE = "SELFPLAY_API_BASE"
 OPTIONS = (
     Parameter(name="base", kind="str", default=""),
     Parameter(name="model", kind="str", default=""),
@@ -26,15 +23,12 @@ class APIPlayer:
 
     def __init__(self, context: PlayerContext) -> None:
         options = check_values("agent kind api", OPTIONS, context.options)
-        base = str(options["base"]) or os.environ.get(BASE_VARIABLE, "")
-        if not base:
-            raise ConfigError(f"agent kind api: no address; give option base, or set {BASE_VARIABLE}")
         timeout_s, retries = float(options["timeout_s"]), int(options["retries"])
         if timeout_s <= 0 or not 0 <= retries <= 20:
             raise ConfigError(
                 f"agent kind api: timeout_s is {timeout_s:g} and retries {retries}; they must be > 0 and 0 to 20"
             )
-        self._api = ChatApi(base, str(options["model"]), timeout_s=timeout_s, retries=retries)
+        self._api = ChatApi(api_base(str(options["base"])), str(options["model"]), timeout_s=timeout_s, retries=retries)
         self._sampling = context.sampling
         self._messages: list[Message] = []
 

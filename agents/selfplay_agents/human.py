@@ -6,6 +6,7 @@ End of input means that the person has left: the seat then answers with nothing,
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -55,9 +56,13 @@ class HumanPlayer:
 
 
 def _read_line() -> str | None:
+    """One line of standard input, read from its descriptor: a thread that waits inside `sys.stdin` would hold its lock
+    and crash the interpreter at exit. Byte by byte, so that nothing of the next line is taken."""
     print("> ", end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
-    return line.rstrip("\n") if line else None
+    line = b""
+    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    return line.decode("utf-8", "replace").rstrip("\r") if line or byte else None
 
 
 def _show(text: str) -> None:

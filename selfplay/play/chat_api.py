@@ -21,6 +21,7 @@ from selfplay.errors import ConfigError, EngineError
 from selfplay.play.threads import in_thread
 
 KEY_VARIABLE = "SELFPLAY_API_KEY"
+BASE_VARIABLE = "SELFPLAY_API_BASE"
 MAX_REPLY_BYTES = 8 << 20
 _RETRIED = {408, 409, 425, 429, 500, 502, 503, 504}
 
@@ -129,6 +130,14 @@ class ChatApi:
         if len(reply) > MAX_REPLY_BYTES:
             raise EngineError(f"API at {self._host} answered with more than {MAX_REPLY_BYTES} bytes")
         return response.status, reply
+
+
+def api_base(given: str) -> str:
+    """The address to use: the given one, else the environment variable SELFPLAY_API_BASE; raises `ConfigError`."""
+    base = given or os.environ.get(BASE_VARIABLE, "")
+    if not base:
+        raise ConfigError(f"no API address: give option base, or set {BASE_VARIABLE}")
+    return base
 
 
 def _choice(reply: bytes) -> Choice:

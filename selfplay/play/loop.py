@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -34,6 +34,10 @@ _YIELD_EVERY_S = 0.01
 """Players that answer without waiting must still let other episodes of the process run."""
 
 
+Watch = Callable[[Decision, Turn], None]
+"""Told of a seat's decision as it was first put, and of one try of it."""
+
+
 class _End(msgspec.Struct, frozen=True, kw_only=True):
     """How a game ended, before the result is known."""
 
@@ -50,12 +54,14 @@ async def play(
     *,
     jury: Jury | None = None,
     env_source: str,
+    watch: Watch | None = None,
 ) -> Episode:
     """Play ``environment`` to its end and return the whole episode.
 
+    ``watch`` is called for every turn, in seat order, once all seats of its round have answered.
     Raises `UserError` when seats do not fit or a jury is missing, `EnvironmentFault`, and whatever a player raises.
     """
-    game = _Game(env_id, environment, players, match, jury)
+    game = _Game(env_id, environment, players, match, jury, watch)
     try:
         episode = await game.play(env_source)
     except BaseException:
@@ -71,9 +77,16 @@ class _Game:
     """One episode while it is played."""
 
     def __init__(
-        self, env_id: str, environment: Environment, players: Mapping[str, Player], match: Match, jury: Jury | None
+        self,
+        env_id: str,
+        environment: Environment,
+        players: Mapping[str, Player],
+        match: Match,
+        jury: Jury | None,
+        watch: Watch | None,
     ) -> None:
         self._env_id, self._match, self._players, self._jury = env_id, match, players, jury
+        self._watch = watch
         self._table = Table(env_id, environment, match.seed)
         self._agents = {a.seat: a.agent for a in match.seats}
         self._turns: list[Turn] = []
@@ -150,10 +163,12 @@ class _Game:
             else:
                 await _together([self._ask(d, t) for d, t in zip(decisions, tries, strict=True)])
         finally:
-            for seat_tries in tries:  # in seat order, whoever was quicker
+            for decision, seat_tries in zip(decisions, tries, strict=True):  # in seat order, whoever was quicker
                 for turn in seat_tries:
                     self._turns.append(turn)
                     self._num_tokens += len(turn.prompt_ids) + len(turn.sampled_ids)
+                    if self._watch is not None:
+                        self._watch(decision, turn)
         moves = {t[-1].seat: t[-1].move for t in tries if t[-1].move is not None}
         return moves, None if len(moves) == len(tries) else _round_end(tries)
 

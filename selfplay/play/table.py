@@ -103,6 +103,12 @@ class Table:
         with self._inside:
             return checked_outcome(self._environment, self._environment.outcome())
 
+    def transcript(self) -> str:
+        """The public record of the game so far."""
+        self._inside.seat = ""
+        with self._inside:
+            return _text(self._environment.transcript(), "transcript")
+
     def forfeit_rewards(self, offenders: Sequence[str]) -> dict[str, float]:
         """What the declared forfeit gives each seat.
 

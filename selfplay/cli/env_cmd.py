@@ -1,0 +1,95 @@
+"""``selfplay env``: which environments are installed, and what one of them is.
+
+Listing reads entry points only and imports no plugin. ``info`` lets a child process import the one environment asked
+for, within a time limit.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import click
+import msgspec
+
+from selfplay.config.load import parse_override
+
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output, and nothing else there.")
+
+
+class _Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the list."""
+
+    id: str
+    source: str
+    entry_point: str
+    problem: str
+
+
+@click.group()
+def command() -> None:
+    """List and inspect environments."""
+
+
+@command.command("list")
+@json_option
+def list_(as_json: bool) -> None:
+    """Show every installed environment; a broken one is a line that says so."""
+    rows = _rows()
+    if as_json:
+        click.echo(msgspec.json.encode({"environments": rows}).decode())
+        return
+    if not rows:
+        click.echo("no environments are installed")
+    width = max((len(r.id) for r in rows), default=0)
+    for row in rows:
+        click.echo(f"{row.id:<{width}}  {row.source}" + (f"  broken: {row.problem}" if row.problem else ""))
+
+
+@command.command()
+@click.argument("env")
+@click.option("-p", "params", multiple=True, metavar="KEY=VALUE", help="Parameter of the environment; repeatable.")
+@click.option(
+    "--timeout", "timeout_s", default=20.0, show_default=True, help="Seconds the environment may take to import."
+)
+@json_option
+def info(env: str, params: tuple[str, ...], timeout_s: float, as_json: bool) -> None:
+    """Show seats, rewards, limits, parameters and rules of ENV, an id or a Python file."""
+    from selfplay.play.text import printable
+    from selfplay.registry import describe
+
+    spec = describe(env, dict(parse_override(text) for text in params), timeout_s)
+    if as_json:
+        click.echo(msgspec.json.encode(spec).decode())
+        return
+    facts = {
+        "id": spec.id,
+        "source": spec.source,
+        "seats": ", ".join(spec.seats),
+        "rewards": f"{spec.reward_range[0]:g} to {spec.reward_range[1]:g}" + (", zero-sum" if spec.zero_sum else ""),
+        "limits": f"{spec.max_turns} turns, {spec.max_move_tokens} tokens per move",
+        "illegal": f"{spec.forfeit.retries + 1} tries, then forfeit: {spec.forfeit.offender:+g}, others {spec.forfeit.others:+g}",
+        "jury": "needed" if spec.needs_jury else "none",
+        "parameters": ", ".join(f"{k}={_toml(v)}" for k, v in spec.parameters.items()) or "none",
+    }
+    for name, text in facts.items():
+        click.echo(f"{name:<11} {printable(text)}")
+    click.echo(f"\n{printable(spec.rules)}")
+
+
+def _rows() -> list[_Row]:
+    from selfplay.registry import ENVIRONMENTS, list_entries
+
+    offers = defaultdict(list)
+    for entry in list_entries(ENVIRONMENTS):
+        offers[entry.id].append(entry)
+    rows = []
+    for env_id, entries in offers.items():
+        problem = entries[0].problem()
+        if len(entries) > 1:
+            problem = f"offered by {' and by '.join(e.source for e in entries)}: uninstall one of them"
+        rows.append(_Row(id=env_id, source=entries[0].source, entry_point=entries[0].target, problem=problem))
+    return rows
+
+
+def _toml(value: object) -> str:
+    return msgspec.json.encode(value).decode()
