@@ -2,6 +2,7 @@
 
 Registered with transformers under `NAME`; the model hands ``segment_lengths`` through its keyword arguments. A model that
 does not, or whose attention has a feature that is not computed here, is refused instead of being trained wrongly.
+Sliding windows are honoured.
 """
 
 from __future__ import annotations
@@ -28,16 +29,18 @@ def packed_attention(
     *,
     scaling: float | None = None,
     segment_lengths: Sequence[int] | None = None,
+    sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """query [1, H, T, D], key and value [1, G, T, D] → [1, T, H, D]; ΣT of ``segment_lengths`` is T."""
     if segment_lengths is None or attention_mask is not None:
         raise TrainerError(f"{type(module).__name__} does not pass packed segments to its attention: cannot be trained")
-    _check_options(module, options, max(segment_lengths))
+    for name in _UNSUPPORTED:
+        if options.get(name) is not None:
+            raise TrainerError(f"{type(module).__name__} uses attention with {name}, which packed training does not compute")
     lengths = list(segment_lengths)
-    grouped = query.shape[1] != key.shape[1]
     parts = [
-        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
+        _attend(q, k, v, scaling, sliding_window)
         for q, k, v in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
     ]
     whole = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
@@ -51,13 +54,12 @@ def register() -> None:
     AttentionInterface.register(NAME, packed_attention)
 
 
-def _check_options(module: nn.Module, options: dict[str, Any], longest: int) -> None:
-    for name in _UNSUPPORTED:
-        if options.get(name) is not None:
-            raise TrainerError(f"{type(module).__name__} uses attention with {name}, which packed training does not compute")
-    window = options.get("sliding_window")
-    if window is not None and longest > window:
-        raise TrainerError(
-            f"a segment of {longest} tokens is longer than the attention window of {window} tokens of "
-            f"{type(module).__name__}; set policy.max_model_len to at most {window}"
-        )
+def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
+    """One segment: causal, and looking back at most ``window`` tokens where the layer has a window."""
+    length, grouped = query.shape[2], query.shape[1] != key.shape[1]
+    if window is None or length <= window:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    at = torch.arange(length, device=query.device)
+    back = at[:, None] - at[None, :]
+    mask = (back >= 0) & (back < window)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped)

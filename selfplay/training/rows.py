@@ -13,6 +13,7 @@ from itertools import accumulate, groupby
 import torch
 from torch import Tensor
 
+from selfplay.errors import TrainerError
 from selfplay.training.lora import Run
 from selfplay.types import Segment
 
@@ -45,7 +46,9 @@ class PackedRow:
 
 
 def pack_row(segments: Sequence[Segment], device: torch.device) -> PackedRow:
-    """Pack at least one segment, sorted by agent."""
+    """Pack at least one segment. Raises `TrainerError` naming the episode of a segment that is not sound."""
+    for segment in segments:
+        _check(segment)
     ordered = sorted(segments, key=lambda s: s.agent)
     lengths = tuple(len(s.ids) for s in ordered)
     offsets = [0, *accumulate(lengths)]
@@ -93,3 +96,12 @@ def _spans(sizes: Sequence[tuple[str, int]]) -> tuple[tuple[str, int, int], ...]
         out.append((agent, start, end))
         start = end
     return tuple(out)
+
+
+def _check(segment: Segment) -> None:
+    where = f"segment of {segment.agent} in episode {segment.episode_id}"
+    lengths = {len(segment.ids), len(segment.mask), len(segment.logprobs), len(segment.advantages)}
+    if len(lengths) != 1 or not segment.ids:
+        raise TrainerError(f"{where}: ids, mask, logprobs and advantages have {sorted(lengths)} entries")
+    if segment.mask[0]:
+        raise TrainerError(f"{where}: its first token is an action, sampled from nothing")
