@@ -59,6 +59,11 @@ class PolicyModel(nn.Module):
         self._active.ranges, self._active.matrices = (), []
 
     @property
+    def vocab_size(self) -> int:
+        """Token ids the embedding knows."""
+        return int(self.base.get_input_embeddings().num_embeddings)
+
+    @property
     def layers(self) -> nn.ModuleList:
         """The decoder layers."""
         layers: nn.ModuleList = self.base.base_model.layers

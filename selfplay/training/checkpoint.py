@@ -1,0 +1,136 @@
+"""The trainer's part of a checkpoint: adapters, Adam moments, step counts and RNG, whole whatever the number of ranks.
+
+Written with torch.distributed.checkpoint in safetensors form (no pickle), plus ``trainer.json`` that says what the
+tensors belong to. All of it is the same on every rank, so rank 0 writes once the ranks have agreed, and any number of
+ranks can read it back, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
+
+from selfplay.errors import StoreError, TrainerError
+from selfplay.store.atomic import new_folder, store_errors, write_bytes
+from selfplay.training.lora import LoraLayout
+from selfplay.training.trainer import Trainer
+
+RECORD = "trainer.json"
+FORMAT = 1
+MAX_RECORD_BYTES = 1 << 20
+
+
+class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the tensors of a checkpoint are."""
+
+    format: int
+    step: int
+    agents: list[str]
+    lora_rank: int
+    lora_alpha: float
+    layout: str
+    """Digest of names and shapes of all adapter matrices."""
+
+
+def save(trainer: Trainer, folder: Path) -> None:
+    """Write the state into ``folder``, which must not exist; a collective: every rank returns when it is on disk.
+
+    Raises `TrainerError` when the ranks' adapters are not bit-identical, `StoreError` when the disk refuses.
+    """
+    state = _state(trainer)
+    trainer.group.require_equal("their adapters", _fingerprints(trainer))
+    if trainer.group.rank == 0:
+        with new_folder(folder) as temp, _one_process():
+            with store_errors(folder):
+                dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(temp)), no_dist=True)
+            write_bytes(temp / RECORD, msgspec.json.encode(_record(trainer)))
+    trainer.group.barrier()
+
+
+def load(trainer: Trainer, folder: Path) -> None:
+    """Take the state over from ``folder``; raises `StoreError` or `TrainerError` saying what does not fit."""
+    record = _read_record(folder)
+    expected = _record(trainer)
+    for field, remedy in (("agents", "seats"), ("lora_rank", "lora.rank"), ("lora_alpha", "lora.alpha"), ("layout", "model or lora.targets")):
+        saved, now = getattr(record, field), getattr(expected, field)
+        if saved != now:
+            raise TrainerError(f"checkpoint {folder} has {field} {saved}, this run has {now}: {remedy} changed")
+    state = {name: torch.empty_like(tensor) for name, tensor in _state(trainer).items()}
+    try:
+        with _one_process(), store_errors(folder):
+            dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    except CheckpointException as e:
+        raise StoreError(f"checkpoint {folder} cannot be read: {str(e).splitlines()[0]}") from e
+    _apply(trainer, state)
+    trainer.num_steps = record.step
+
+
+def _state(trainer: Trainer) -> dict[str, Tensor]:
+    """Name → tensor on the host; agent names hold no dot, so names are unambiguous."""
+    out: dict[str, Tensor] = {"rng": torch.get_rng_state()}
+    for agent, optimizer in trainer.optimizers.items():
+        exp_avg, exp_avg_sq, num_steps = optimizer.state()
+        out[f"{agent}.flat"] = optimizer.flat.detach().cpu()
+        out[f"{agent}.exp_avg"], out[f"{agent}.exp_avg_sq"] = exp_avg.cpu(), exp_avg_sq.cpu()
+        out[f"{agent}.num_steps"] = torch.tensor([num_steps])
+    return out
+
+
+@torch.no_grad()
+def _apply(trainer: Trainer, state: dict[str, Tensor]) -> None:
+    for agent, optimizer in trainer.optimizers.items():
+        optimizer.flat.copy_(state[f"{agent}.flat"])
+        moments = (state[f"{agent}.{name}"].to(optimizer.flat.device) for name in ("exp_avg", "exp_avg_sq"))
+        optimizer.restore(*moments, int(state[f"{agent}.num_steps"]))
+    torch.set_rng_state(state["rng"])
+
+
+def _record(trainer: Trainer) -> TrainerRecord:
+    layout = trainer.policy.layout
+    return TrainerRecord(
+        format=FORMAT, step=trainer.num_steps, agents=sorted(trainer.optimizers), lora_rank=layout.rank,
+        lora_alpha=layout.alpha, layout=_layout_digest(layout),
+    )  # fmt: skip
+
+
+def _read_record(folder: Path) -> TrainerRecord:
+    path = folder / RECORD
+    with store_errors(path):
+        if path.stat().st_size > MAX_RECORD_BYTES:
+            raise StoreError(f"{path} is larger than {MAX_RECORD_BYTES} bytes")
+        data = path.read_bytes()
+    try:
+        record = msgspec.json.decode(data, type=TrainerRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise StoreError(f"{path} is damaged: {e}") from None
+    if record.format != FORMAT:
+        raise StoreError(f"{path} has layout {record.format}, this selfplay reads {FORMAT}")
+    return record
+
+
+def _layout_digest(layout: LoraLayout) -> str:
+    return hashlib.sha256(repr(list(zip(layout.names, layout.shapes, strict=True))).encode()).hexdigest()[:16]
+
+
+def _fingerprints(trainer: Trainer) -> Tensor:
+    """crc32 of each agent's adapter, agents in sorted order."""
+    flats = [trainer.optimizers[agent].flat for agent in sorted(trainer.optimizers)]
+    return torch.tensor([zlib.crc32(f.detach().cpu().numpy().tobytes()) for f in flats], device=trainer.group.device)
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Reading and writing alone is meant, so torch need not warn of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
