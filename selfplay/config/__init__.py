@@ -1,13 +1,14 @@
 """Typed settings: schema, loading, rendering, and the checks that need no model."""
 
 from selfplay.config.derive import check_config, engine_rank, live_adapter_slots, resolve_transport
-from selfplay.config.load import config_from_tree, load_config
+from selfplay.config.load import changed_keys, config_from_tree, load_config
 from selfplay.config.render import describe_config, dump_toml
 from selfplay.config.schema import Config
 
 __all__ = [
     "Config",
     "check_config",
+    "changed_keys",
     "config_from_tree",
     "describe_config",
     "dump_toml",

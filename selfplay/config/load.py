@@ -50,6 +50,19 @@ def config_from_tree(tree: Tree) -> Config:
     return config
 
 
+def changed_keys(before: Config, after: Config) -> list[str]:
+    """Dotted keys whose values differ."""
+    old, new = _leaves(msgspec.to_builtins(before), ""), _leaves(msgspec.to_builtins(after), "")
+    return sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str) -> Tree:
+    out: Tree = {}
+    for key, value in tree.items():
+        out |= _leaves(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+    return out
+
+
 def parse_override(text: str) -> tuple[str, Any]:
     """``a.b=value`` → (``a.b``, value). The value is TOML; what is not TOML is taken as a plain string."""
     key, sep, raw = text.partition("=")

@@ -1,0 +1,180 @@
+"""How a run is shown to a person: a live view in a terminal, plain lines elsewhere, one JSON object with ``--json``."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from selfplay.controller.report import RunSummary, Status, StepReport
+
+REFRESH_PER_S = 4
+MAX_EVENTS = 6
+
+
+class PlainView:
+    """One line per event and per step, to standard error: for logs and for ``--json``."""
+
+    def __init__(self) -> None:
+        self._last_phase = ""
+
+    def __enter__(self) -> PlainView:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def event(self, text: str) -> None:
+        print(f"selfplay: {text}", file=sys.stderr, flush=True)
+
+    def status(self, status: Status) -> None:
+        pass
+
+    def step(self, report: StepReport) -> None:
+        print(step_line(report), file=sys.stderr, flush=True)
+
+
+class LiveView:
+    """A panel that is redrawn in place: where the run is, the last step, each agent, the last events."""
+
+    def __init__(self, title: str, console: Console | None = None) -> None:
+        self._title = title
+        self._console = console or Console(stderr=True)
+        self._status: Status | None = None
+        self._report: StepReport | None = None
+        self._events: list[str] = []
+        self._live = Live(self, console=self._console, refresh_per_second=REFRESH_PER_S, transient=False)
+
+    def __enter__(self) -> LiveView:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._live.__exit__(*details)
+
+    def event(self, text: str) -> None:
+        self._events = [*self._events, text][-MAX_EVENTS:]
+
+    def status(self, status: Status) -> None:
+        self._status = status
+
+    def step(self, report: StepReport) -> None:
+        self._report = report
+
+    def __rich__(self) -> Panel:
+        parts: list[Any] = []
+        if self._status is not None:
+            parts.append(_status_line(self._status, self._report))
+        if self._report is not None:
+            parts += [_figures(self._report), agents_table(self._report)]
+        parts += [Text(f"· {e}", style="dim", overflow="ellipsis", no_wrap=True) for e in self._events]
+        return Panel(Group(*parts), title=self._title, border_style="cyan")
+
+
+def step_line(report: StepReport) -> str:
+    """One step on one line."""
+    agents = "  ".join(
+        f"{name}@{a.version} " + (f"kl {a.train.kl:.4f} probe {a.probe_mean:.4f}" if a.train else "no signal")
+        for name, a in report.agents.items()
+    )
+    wins = " ".join(f"{s} {w:.0%}" for s, w in report.win_share.items())
+    return (
+        f"step {report.step}/{report.num_steps}  {report.episodes_per_s:.2f} episodes/s  "
+        f"{report.sampled_tokens_per_s:.0f} tok/s sampled  {report.trained_tokens_per_s:.0f} tok/s trained  "
+        f"buffer {report.buffer_episodes}  stale {report.staleness_mean:.1f}  wins {wins}  "
+        f"illegal {report.illegal_share:.0%}  {agents}  ETA {clock(report.eta_s)}"
+    )
+
+
+def _status_line(status: Status, report: StepReport | None) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    eta = clock(report.eta_s) if report is not None else "-"
+    bar = progress_bar(status.step, status.num_steps)
+    grid.add_row(
+        f"[bold]step {status.step}/{status.num_steps}[/] {bar}", f"[cyan]{status.phase}[/]",
+        f"{clock(status.elapsed_s)} gone, ETA {eta}",
+    )  # fmt: skip
+    grid.add_row(
+        f"episodes {status.stored} stored, {status.in_flight} in flight", f"buffer {status.buffer_episodes}",
+        " ".join(f"{a}@{v}" for a, v in status.versions.items()),
+    )  # fmt: skip
+    return grid
+
+
+def _figures(report: StepReport) -> Table:
+    table = Table(box=None, padding=(0, 2), show_edge=False)
+    for name in ("episodes/s", "tok/s sampled", "tok/s trained", "staleness", "turns", "tokens", "illegal", "wins"):
+        table.add_column(name, justify="right", header_style="dim")
+    table.add_row(
+        f"{report.episodes_per_s:.2f}", f"{report.sampled_tokens_per_s:.0f}", f"{report.trained_tokens_per_s:.0f}",
+        f"{report.staleness_mean:.1f} (max {report.staleness_max})", f"{report.turns_mean:.1f}",
+        f"{report.sampled_tokens_mean:.0f}", f"{report.illegal_share:.0%}",
+        "  ".join(f"{s} {w:.0%}" for s, w in report.win_share.items()),
+    )  # fmt: skip
+    return table
+
+
+def agents_table(report: StepReport) -> Table:
+    """Versions, KL, gradient and probe figures of each agent."""
+    table = Table(box=None, padding=(0, 2), show_edge=False)
+    for name in ("agent", "version", "loss", "KL", "grad norm", "entropy", "probe |Δlogp|", "moved |Δlogp|", "sync"):
+        table.add_column(name, justify="left" if name == "agent" else "right", header_style="dim")
+    for name, a in report.agents.items():
+        if a.train is None:
+            table.add_row(name, f"@{a.version}", "no signal", *["-"] * 6)
+            continue
+        t = a.train
+        table.add_row(
+            name, f"@{a.version}", f"{t.loss:+.4f}", f"{t.kl:.4f}", f"{t.grad_norm:.3f}", f"{t.entropy:.2f}",
+            f"{a.probe_mean:.4f} (max {a.probe_max:.3f})", f"{a.policy_moved:.4f}", f"{a.sync_s * 1e3:.0f} ms",
+        )  # fmt: skip
+    return table
+
+
+def progress_bar(done: int, total: int, width: int = 20) -> str:
+    """A text bar; full when there is nothing to do."""
+    filled = width if total == 0 else min(width, done * width // total)
+    return "[green]" + "━" * filled + "[/][dim]" + "━" * (width - filled) + "[/]"
+
+
+def clock(seconds: float) -> str:
+    """``1:02:03`` or ``02:03``."""
+    whole = max(0, int(seconds))
+    hours, rest = divmod(whole, 3600)
+    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60:02}:{rest % 60:02}"
+
+
+def open_view(title: str, *, json: bool) -> PlainView | LiveView:
+    """The live view on a terminal, plain lines otherwise."""
+    return PlainView() if json or not sys.stderr.isatty() else LiveView(title)
+
+
+def print_summary(summary: RunSummary, console: Console | None = None) -> None:
+    """The short table at the end: what was played, what moved, where it is."""
+    console = console or Console()
+    table = Table(title=f"run {summary.outcome}", title_justify="left", show_header=False, box=None, padding=(0, 2))
+    table.add_row("played", summary.accounting.equation())
+    table.add_row(
+        "trained", f"{summary.step} steps in {clock(summary.elapsed_s)} ({summary.engine}, {summary.transport})"
+    )
+    last = summary.last
+    if last is not None:
+        table.add_row("won", ", ".join(f"{s} {w:.0%}" for s, w in last.win_share.items()) + "  (last batch)")
+    for agent, (first, now) in summary.versions.items():
+        table.add_row(f"moved {agent}", _moved(agent, first, now, last))
+        table.add_row("", summary.adapters[agent])
+    table.add_row("run folder", summary.run)
+    console.print(table, soft_wrap=True)
+
+
+def _moved(agent: str, first: int, now: int, last: StepReport | None) -> str:
+    text = f"@{first} → @{now}"
+    step = last.agents.get(agent) if last is not None else None
+    if step is not None and step.train is not None:
+        text += f"   probe mean |Δlogp| {step.probe_mean:.4f}, moved {step.policy_moved:.4f} in the last step"
+    return text

@@ -1,0 +1,317 @@
+"""The loop of a run: who plays, who learns, what is current.
+
+    ┌─ dispatch ─ while admission allows: next match ──► pool
+    │                                                     │ whole episodes
+    ├─ collect ── durable in the episode log ─► ack ─► buffer
+    │                                                     │ batch of whole episodes, first in first out
+    ├─ train ──── advantages ─► segments ─► every rank ─► checkpoint ─► publish each moved agent
+    │                                                                     │ current on every engine
+    └─ watch ──── children alive? anything moving? ◄──────────────────────┘
+
+Generation runs at most ``buffer.depth`` batches ahead of training, so no trained episode is older than ``depth`` versions:
+`max_started` is the only throttle, and it waits for nothing but finished steps. An episode is acknowledged to its worker
+only when it is durable. A checkpoint is complete before the versions in it are published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from selfplay.buffer import may_train, startable
+from selfplay.config import Config
+from selfplay.controller.memory import Memory
+from selfplay.controller.publisher import Publisher, SyncReport
+from selfplay.controller.report import AgentStep, Observer, RateMeter, Status, StepReport, batch_figures, flat_metrics
+from selfplay.controller.trainer_link import TrainerLink
+from selfplay.errors import RunError, StalledError, WorkerError
+from selfplay.league import LeagueRecords, Matchmaker
+from selfplay.pool import EpisodeResult, FailedResult, PoolSupervisor
+from selfplay.scoring import Algorithm, action_counts, agents_with_signal, episode_segments
+from selfplay.scoring.packing import plan_micro_batches
+from selfplay.store.checkpoints import Checkpoints
+from selfplay.store.episode_log import EpisodeLog
+from selfplay.store.metrics import MetricsLog
+from selfplay.store.state import PendingMatch
+from selfplay.types import Episode, Match, PolicyVersion, Segment
+from selfplay.wire.messages import AgentReport, StepDone
+
+STATUS_EVERY_S = 0.5
+TRAINER_FOLDER = "trainer"
+
+
+class Controller:
+    """Runs a training run from its present state to its last step, an interruption, or a fault."""
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        log: EpisodeLog,
+        metrics: MetricsLog,
+        checkpoints: Checkpoints,
+        matchmaker: Matchmaker,
+        pool: PoolSupervisor,
+        trainer: TrainerLink,
+        publisher: Publisher,
+        league: LeagueRecords,
+        algorithm: Algorithm,
+        memory: Memory,
+        observer: Observer,
+        find_fault: Callable[[], RunError | None],
+    ) -> None:
+        self._config, self._matchmaker, self._pool = config, matchmaker, pool
+        self._log, self._metrics, self._checkpoints = log, metrics, checkpoints
+        self._trainer, self._publisher, self._league, self._algorithm = trainer, publisher, league, algorithm
+        self._memory, self._observer, self._find_fault = memory, observer, find_fault
+        self._changed = asyncio.Condition()
+        self._stopping = False
+        self._phase = "starting"
+        self._failures_in_a_row = 0
+        self._unrecorded: list[Episode] = []
+        self.last_report: StepReport | None = None
+        self._meter = RateMeter()
+        self._syncs: dict[str, SyncReport] = {}
+
+    def stop(self) -> None:
+        """Finish the step that is under way, save, and leave."""
+        self._stopping = True
+        self._observer.event("stopping: finishing the step under way and saving; once more to leave at once")
+        asyncio.get_running_loop().create_task(self._notify())
+
+    async def run(self) -> str:
+        """Train to the last step. Returns ``finished`` or ``interrupted``; raises `RunError`."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                background = [group.create_task(t()) for t in (self._dispatch, self._collect, self._watch)]
+                outcome = await self._train()
+                for task in background:
+                    task.cancel()
+        except BaseExceptionGroup as errors:
+            raise _first_leaf(errors) from None
+        return outcome
+
+    # ── generation ────────────────────────────────────────────────────────────────────────────
+
+    async def _dispatch(self) -> None:
+        memory = self._memory
+        while True:
+            await self._until(lambda: self._stopping or (self._pool.num_free > 0 and self._admitted()))
+            if self._stopping:
+                return
+            pending = memory.next_pending()
+            memory.ledger.start(pending.episode_id)
+            memory.began_with[pending] = dict(memory.published)
+            await self._pool.submit(self._matchmaker.match(pending.index, pending.attempt))
+
+    def _admitted(self) -> bool:
+        memory, train = self._memory, self._config.train
+        counts = memory.ledger.report()
+        return startable(
+            steps_published=memory.published_step, depth=self._config.buffer.depth, batch=train.batch,
+            trained=counts.trained, waiting=counts.waiting, in_flight=counts.in_flight, total_steps=train.steps,
+        ) > 0  # fmt: skip
+
+    async def _collect(self) -> None:
+        while True:
+            result = await self._pool.next_result()
+            if isinstance(result, EpisodeResult):
+                await self._store(result)
+            else:
+                await self._record_failure(result)
+            await self._notify()
+
+    async def _store(self, result: EpisodeResult) -> None:
+        """Durable first, acknowledged after; a full buffer holds the worker back."""
+        episode = result.episode
+        await self._until(lambda: self._memory.buffer.has_room(len(result.data)))
+        seq = await asyncio.to_thread(self._log.append, result.data)
+        self._unrecorded.append(episode)
+        self._end_flight(episode.match)
+        self._memory.ledger.store(episode.episode_id)
+        self._memory.buffer.put(seq, result.data, episode)
+        await self._pool.ack(episode.episode_id)
+        self._meter.add(episode.num_tokens()[1])
+        self._failures_in_a_row = 0
+
+    async def _record_failure(self, result: FailedResult) -> None:
+        memory, match = self._memory, result.match
+        self._end_flight(match)
+        if result.kind == "infrastructure":
+            memory.ledger.void(match.episode_id, result.reason)
+            memory.replays.append(PendingMatch(match.index, match.attempt + 1))
+        else:
+            memory.ledger.fail(match.episode_id, result.reason)
+        await self._pool.ack(match.episode_id)
+        self._failures_in_a_row += 1
+        self._observer.event(f"episode {match.episode_id} {result.kind} failure: {result.message}")
+        if self._failures_in_a_row > self._config.rollout.max_failures:
+            raise WorkerError(
+                f"{self._failures_in_a_row} episodes in a row failed (rollout.max_failures); the last: {result.message}"
+            )
+
+    def _end_flight(self, match: Match) -> None:
+        self._memory.began_with.pop(PendingMatch(match.index, match.attempt), None)
+
+    # ── training ──────────────────────────────────────────────────────────────────────────────
+
+    async def _train(self) -> str:
+        memory, config = self._memory, self._config
+        while memory.step < config.train.steps:
+            self._phase = "waiting for episodes"
+            waited_from = time.monotonic()
+            await self._until(lambda: self._stopping or self._may_train())
+            if self._stopping:
+                break
+            await self._step(waited_s=time.monotonic() - waited_from)
+        interrupted = memory.step < config.train.steps
+        if interrupted:
+            await self._checkpoint()
+        await self._record_games()
+        self._phase = "interrupted" if interrupted else "finished"
+        return self._phase
+
+    def _may_train(self) -> bool:
+        memory = self._memory
+        return may_train(
+            waiting=len(memory.buffer), batch=self._config.train.batch, depth=self._config.buffer.depth,
+            in_flight_staleness=memory.in_flight_staleness(),
+        )  # fmt: skip
+
+    async def _step(self, waited_s: float) -> None:
+        memory, config = self._memory, self._config
+        start = time.monotonic()
+        entries = memory.buffer.take(config.train.batch, memory.versions)
+        memory.consume([e.seq for e in entries])
+        episodes = [e.episode for e in entries]
+        segments = self._segments(episodes)
+        staleness = [e.staleness for e in entries]
+        self._phase = "training"
+        agents = agents_with_signal(segments)
+        replies = await self._train_step(agents, [s for s in segments if s.agent in agents])
+        memory.step += 1
+        for agent in agents:
+            memory.versions[agent] = memory.next_version(agent)
+        if memory.step % config.checkpoint.every == 0 or memory.step == config.train.steps:
+            await self._checkpoint()
+        trained_s = time.monotonic() - start
+        self._phase = "publishing"
+        for agent in agents:
+            self._syncs[agent] = await self._publisher.publish(PolicyVersion(agent, memory.versions[agent]))
+            memory.published[agent] = memory.versions[agent]
+        memory.published_step = memory.step
+        await self._notify()
+        figures = batch_figures(episodes) | {
+            "staleness_mean": sum(staleness) / len(staleness), "staleness_max": max(staleness),
+            "train_s": trained_s, "wait_s": waited_s,
+            "trained_tokens_per_s": sum(r.num_tokens for r in replies) / trained_s,
+        }  # fmt: skip
+        await self._record_games()
+        self._report(figures, replies, agents)
+
+    async def _record_games(self) -> None:
+        """Into the league, a step's worth at once; after a kill they are read from the log again."""
+        games, self._unrecorded = self._unrecorded, []
+        await asyncio.to_thread(self._league.add, games)
+
+    def _segments(self, episodes: list[Episode]) -> list[Segment]:
+        advantages = self._algorithm.advantages(episodes)
+        return [s for e, a in zip(episodes, advantages, strict=True) for s in episode_segments(e, a)]
+
+    async def _train_step(self, agents: tuple[str, ...], segments: list[Segment]) -> list[StepDone]:
+        if not agents:
+            self._observer.event(f"step {self._memory.step + 1}: no agent had a signal (all advantages are 0)")
+            return []
+        config = self._config.train
+        plan = plan_micro_batches(segments, ranks=config.ranks, max_tokens=config.micro_batch_tokens)
+        return await self._trainer.step(
+            step=self._memory.step, agents=agents, micro_batches=plan, num_actions=action_counts(segments, agents),
+            timeout_s=config.timeout_s,
+        )  # fmt: skip
+
+    async def _checkpoint(self) -> None:
+        self._phase = "saving"
+        with self._checkpoints.writing(self._memory.state(self._algorithm.state())) as folder:
+            await self._trainer.save(str(folder / TRAINER_FOLDER), self._config.train.timeout_s)
+
+    def _report(self, figures: dict[str, Any], replies: list[StepDone], moved: tuple[str, ...]) -> None:
+        memory = self._memory
+        trained = replies[0].agents if replies else {}
+        done_here = memory.step - memory.first_step
+        episodes_per_s, tokens_per_s = self._meter.rates()
+        report = StepReport(
+            step=memory.step, num_steps=self._config.train.steps, elapsed_s=memory.elapsed_s,
+            eta_s=memory.elapsed_here_s / done_here * (self._config.train.steps - memory.step),
+            accounting=memory.ledger.check(waiting=len(memory.buffer)), buffer_episodes=len(memory.buffer), buffer_bytes=memory.buffer.num_bytes,
+            episodes_per_s=episodes_per_s, sampled_tokens_per_s=tokens_per_s,
+            agents={a: self._agent_step(a, a in moved, trained.get(a)) for a in sorted(memory.versions)},
+            **figures,
+        )  # fmt: skip
+        self._metrics.write(report.step, flat_metrics(report))
+        self.last_report = report
+        self._observer.step(report)
+
+    def _agent_step(self, agent: str, moved: bool, train: AgentReport | None) -> AgentStep:
+        version = self._memory.versions[agent]
+        sync = self._syncs.get(agent)
+        if not moved or sync is None:
+            return AgentStep(version=version, moved=False)
+        return AgentStep(
+            version=version, moved=True, train=train, probe_mean=sync.probe_mean, probe_max=sync.probe_max,
+            policy_moved=sync.policy_moved, sync_s=sync.total_s,
+        )  # fmt: skip
+
+    # ── watching ──────────────────────────────────────────────────────────────────────────────
+
+    async def _watch(self) -> None:
+        """Children alive, and something moving; every other wait has a deadline of its own."""
+        last_mark: object = None
+        moved_at = time.monotonic()
+        while True:
+            fault = self._find_fault()
+            if fault is not None:
+                raise fault
+            mark = (self._memory.ledger.snapshot(), self._memory.step, self._phase)
+            if mark != last_mark:
+                last_mark, moved_at = mark, time.monotonic()
+            if self._phase.startswith("waiting") and time.monotonic() - moved_at > self._config.stall_timeout_s:
+                raise StalledError(self._describe_stall(time.monotonic() - moved_at))
+            self._observer.status(self._status())
+            await asyncio.sleep(STATUS_EVERY_S)
+
+    def _describe_stall(self, for_s: float) -> str:
+        held = ", ".join(f"{h.episode_id} at {h.worker} for {h.age_s:.0f} s" for h in self._pool.in_flight[:5])
+        return (
+            f"no progress for {for_s:.0f} s: the trainer waits for {self._config.train.batch} episodes and has "
+            f"{len(self._memory.buffer)}; in flight: {held or 'none'}; free slots: {self._pool.num_free}"
+        )
+
+    def _status(self) -> Status:
+        memory = self._memory
+        counts = memory.ledger.report()
+        return Status(
+            phase=self._phase, step=memory.step, num_steps=self._config.train.steps, started=counts.started,
+            stored=counts.stored, in_flight=counts.in_flight, buffer_episodes=len(memory.buffer),
+            elapsed_s=memory.elapsed_s, versions=dict(memory.versions),
+        )  # fmt: skip
+
+    # ── waiting ───────────────────────────────────────────────────────────────────────────────
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        """Wait for ``ready``; `_watch` bounds it."""
+        async with self._changed:
+            await self._changed.wait_for(ready)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def _first_leaf(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first error itself: one cause is shown, not a tree of them."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,94 @@
+"""The controller's working state, and how it is put together again after any kind of end.
+
+A checkpoint holds a `RunState`; everything newer is read back from the episode log (`plan_resume`).
+"""
+
+from __future__ import annotations
+
+import time
+
+from selfplay.buffer import EpisodeBuffer, Ledger
+from selfplay.store.adapters import AdapterStore
+from selfplay.store.episode_log import EpisodeLog
+from selfplay.store.state import Consumed, PendingMatch, ResumePlan, RunState, plan_resume
+from selfplay.types import PolicyVersion
+
+
+class Memory:
+    """Counts, versions, the buffer, and what is to be played again."""
+
+    def __init__(self, *, state: RunState, buffer: EpisodeBuffer, log: EpisodeLog, store: AdapterStore) -> None:
+        plan = plan_resume(state, log.episodes(state.consumed_below), log.next_seq)
+        self.buffer, self.ledger = buffer, Ledger(plan.ledger)
+        self.step = self.published_step = self.first_step = state.step
+        self.versions = dict(state.versions)
+        """Agent → version of the trainer's weights."""
+        self.published = dict(state.versions)
+        """Agent → version that is current on every engine."""
+        self.began_with: dict[PendingMatch, dict[str, int]] = {}
+        """What is being played → the versions that were current when it began."""
+        self.replays: list[PendingMatch] = list(plan.replay)
+        self.next_match = plan.next_match
+        self.num_restored = len(plan.buffer)
+        self._skip = plan.skip
+        self._consumed = Consumed(state.consumed_below, state.consumed_beyond)
+        self._log, self._store = log, store
+        self._elapsed_before_s = state.counters.get("elapsed_s", 0.0)
+        self._start = time.monotonic()
+        self._refill(plan)
+
+    def _refill(self, plan: ResumePlan) -> None:
+        wanted = set(plan.buffer)
+        if not wanted:
+            return
+        for seq, episode in self._log.episodes(min(wanted)):
+            if seq in wanted:
+                self.buffer.put(seq, self._log.read(seq), episode)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time spent on the run, by this and by earlier processes."""
+        return self._elapsed_before_s + time.monotonic() - self._start
+
+    @property
+    def elapsed_here_s(self) -> float:
+        """Time spent on the run by this process."""
+        return time.monotonic() - self._start
+
+    def next_pending(self) -> PendingMatch:
+        """What to play next: what has to be played again first, then the next index."""
+        if self.replays:
+            return self.replays.pop(0)
+        while self.next_match in self._skip:
+            self.next_match += 1
+        self.next_match += 1
+        return PendingMatch(self.next_match - 1, 0)
+
+    def next_version(self, agent: str) -> int:
+        """Versions are never used twice: after a kill the store may hold later ones than the checkpoint knows."""
+        latest = self._store.latest(agent)
+        return max(self.versions[agent], latest.version if latest else 0) + 1
+
+    def in_flight_staleness(self) -> list[int]:
+        """For each episode in flight, how far behind the trainer its oldest turn may be."""
+        return [max((self.versions[a] - v for a, v in began.items()), default=0) for began in self.began_with.values()]
+
+    def consume(self, seqs: list[int]) -> None:
+        """These episodes go into an optimizer step."""
+        self._consumed.add(seqs)
+        self.ledger.train(len(seqs))
+
+    def digests(self) -> dict[str, str]:
+        """``agent@n`` → digest of every version that is stored and newest of its agent."""
+        newest = [PolicyVersion(agent, version) for agent, version in self.published.items()]
+        stored = {v for agent in self.published for v in self._store.versions(agent)}
+        return {str(v): self._store.info(v).digest for v in newest if v in stored}
+
+    def state(self, algorithm: dict[str, float]) -> RunState:
+        """What to save now."""
+        return RunState(
+            step=self.step, versions=dict(self.versions), digests=self.digests(), consumed_below=self._consumed.below,
+            consumed_beyond=self._consumed.beyond, logged=self._log.next_seq, next_match=self.next_match,
+            pending=(*sorted(self.began_with), *self.replays), ledger=self.ledger.snapshot(), algorithm=algorithm,
+            counters={"elapsed_s": self.elapsed_s},
+        )  # fmt: skip

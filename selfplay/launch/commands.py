@@ -1,0 +1,83 @@
+"""What ``selfplay train`` and ``selfplay resume`` do: plan, run folder, session, and how it ended.
+
+In: a config or a run folder. Out: an exit code; the manifest says the same. A user's mistake is raised as `UserError`
+before anything heavy has started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from selfplay.config import Config, changed_keys, load_config
+from selfplay.controller.report import Observer, RunSummary
+from selfplay.errors import ConfigError, RunError
+from selfplay.launch.local import Session
+from selfplay.launch.plan import RunPlan, plan_run
+from selfplay.store.adapters import AdapterStore
+from selfplay.store.checkpoints import Checkpoint, Checkpoints
+from selfplay.store.manifest import new_manifest
+from selfplay.store.run_folder import RunFolder, default_run_name
+
+FIXED = ("env", "env_params", "model", "name", "runs_dir", "seed", "seats", "lora", "policy.dtype", "train.dtype")
+"""What a resumed run may not change: other matches, other tensors, or another model would not be the same run."""
+
+
+def start_run(config: Config, observer: Observer) -> RunSummary:
+    """Train a new run to its end."""
+    plan = plan_run(config, observer.event)
+    name = config.name or default_run_name(config.runs_dir, plan.spec.id)
+    manifest = new_manifest(config, name=name, env_source=plan.spec.source)
+    with RunFolder.create(config.runs_dir, name, config, manifest) as run:
+        run.update_manifest(model_digest=plan.model.digest)
+        observer.event(f"run folder {run.path}")
+        return _drive(plan, run, None, observer)
+
+
+def resume_run(path: Path, overrides: Sequence[str], observer: Observer) -> RunSummary:
+    """Go on with a run from its newest whole checkpoint; from its start when it never came to one."""
+    with RunFolder.own(path) as run:
+        before = run.config()
+        config = load_config(run.config_path, overrides)
+        _check_changes(before, config)
+        plan = plan_run(config, observer.event)
+        _check_same_parts(plan, run, observer)
+        AdapterStore(run.adapters).remove_leftovers()
+        checkpoints = Checkpoints(run.checkpoints, keep=config.checkpoint.keep, say=observer.event)
+        checkpoints.remove_leftovers()
+        checkpoint = checkpoints.latest()
+        run.write_config(config)
+        run.update_manifest(status="running", reason="", resumes=run.manifest().resumes + 1)
+        observer.event(f"resuming {run.path} at step {checkpoint.step if checkpoint else 0}")
+        return _drive(plan, run, checkpoint, observer)
+
+
+def _check_changes(before: Config, after: Config) -> None:
+    for key in changed_keys(before, after):
+        if any(key == fixed or key.startswith(fixed + ".") for fixed in FIXED):
+            raise ConfigError(f"{key} cannot change when a run is resumed: start a new run instead")
+
+
+def _check_same_parts(plan: RunPlan, run: RunFolder, observer: Observer) -> None:
+    manifest = run.manifest()
+    if manifest.model_digest and manifest.model_digest != plan.model.digest:
+        raise ConfigError(f"model {plan.model.name} is not the one this run was started with: its weights differ")
+    if manifest.env_source != plan.spec.source:
+        observer.event(
+            f"the environment was {manifest.env_source} and is {plan.spec.source} now: recorded in the manifest"
+        )
+        run.update_manifest(env_source=plan.spec.source)
+
+
+def _drive(plan: RunPlan, run: RunFolder, checkpoint: Checkpoint | None, observer: Observer) -> RunSummary:
+    try:
+        summary = asyncio.run(Session(plan, run, checkpoint, observer).run())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        run.update_manifest(status="interrupted", reason="stopped at once by a signal")
+        raise KeyboardInterrupt from None
+    except RunError as error:
+        run.update_manifest(status="failed", reason=str(error).splitlines()[0])
+        raise type(error)(f"{error}\ncontinue with  selfplay resume {run.path}") from error
+    run.update_manifest(status=summary.outcome)
+    return summary

@@ -1,0 +1,228 @@
+"""The local launcher: a run as plain child processes of this one, nothing to install or start beforehand.
+
+plan (checked, nothing started) ─► run folder ─► policy server, trainer ranks, environment workers ─► Controller
+                                                                                          │
+summary ◄─ manifest ◄─ children stopped, runtime folder removed ◄─────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+
+import zmq.asyncio
+
+from selfplay.agent import Sampling
+from selfplay.buffer import EpisodeBuffer, deepest_lag
+from selfplay.config.derive import engine_rank
+from selfplay.controller.controller import TRAINER_FOLDER, Controller
+from selfplay.controller.memory import Memory
+from selfplay.controller.policy_link import PolicyLink
+from selfplay.controller.publisher import Publisher
+from selfplay.controller.report import Observer, RunSummary, StepReport
+from selfplay.controller.trainer_link import TrainerLink
+from selfplay.launch.children import RunChildren
+from selfplay.launch.plan import PROBE_BOUND, RunPlan
+from selfplay.league import LeagueRecords
+from selfplay.policy import PolicyServerConfig
+from selfplay.pool import PoolConfig, PoolSupervisor
+from selfplay.process import RuntimeDir
+from selfplay.store.adapters import AdapterStore
+from selfplay.store.checkpoints import Checkpoint, Checkpoints
+from selfplay.store.episode_log import EpisodeLog
+from selfplay.store.metrics import MetricsLog
+from selfplay.store.run_folder import RunFolder
+from selfplay.store.state import RunState
+from selfplay.training.config import RankConfig
+from selfplay.types import PolicyVersion
+from selfplay.wire.messages import PolicyInfo
+
+POOL_GRACE_S = 5.0
+TRAINER_START_TIMEOUT_S = 300.0
+
+
+class Session:
+    """One process's work on a run, from its last checkpoint (or nothing) to its end."""
+
+    def __init__(self, plan: RunPlan, run: RunFolder, checkpoint: Checkpoint | None, observer: Observer) -> None:
+        self._plan, self._run, self._checkpoint, self._observer = plan, run, checkpoint, observer
+        self._state = checkpoint.state if checkpoint else RunState(step=0, versions=dict.fromkeys(plan.agents, 0))
+        self._store = AdapterStore(run.adapters)
+        self._address = ""
+
+    async def run(self) -> RunSummary:
+        """Train; raises `RunError` for a fault. Everything started here is gone when it returns or raises."""
+        runtime = RuntimeDir.create()
+        context = zmq.asyncio.Context()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                return await self._run_in(runtime, context, stack)
+        finally:
+            context.destroy(linger=0)
+            runtime.remove()
+
+    async def _run_in(
+        self, runtime: RuntimeDir, context: zmq.asyncio.Context, stack: contextlib.AsyncExitStack
+    ) -> RunSummary:
+        plan, config, say = self._plan, self._plan.config, self._observer.event
+        log = stack.enter_context(EpisodeLog.open(self._run.episodes, write=True, say=say))
+        league = stack.enter_context(LeagueRecords.open(self._run.league_path))
+        league.add(episode for _, episode in log.episodes())
+        metrics = stack.enter_context(
+            MetricsLog.open(
+                self._run.metrics_path, self._run.tensorboard, say=say,
+                resume_step=self._checkpoint.step if self._checkpoint else None,
+            )
+        )  # fmt: skip
+        buffer = EpisodeBuffer(max_episodes=config.buffer.max_episodes, max_bytes=config.buffer.max_bytes)
+        memory = Memory(state=self._state, buffer=buffer, log=log, store=self._store)
+        if memory.num_restored:
+            say(f"{memory.num_restored} episodes wait in the buffer, {len(memory.replays)} matches are played again")
+        plan.algorithm.load_state(self._state.algorithm)
+
+        policy = PolicyLink(context, runtime.endpoint("policy.sock"))
+        stack.push_async_callback(policy.close)
+        trainer = TrainerLink(context, runtime.endpoint("trainer.sock"), config.train.ranks)
+        stack.push_async_callback(trainer.close)
+        children = RunChildren(self._run.logs)
+        stack.push_async_callback(children.close)
+        pool = PoolSupervisor(self._pool_config(runtime), runtime=runtime, log_dir=self._run.logs)
+
+        children.start_policy(self._policy_config(runtime), policy)
+        for rank in range(config.train.ranks):
+            children.start_rank(self._rank_config(runtime, rank), trainer)
+        children.watch()
+        stack.push_async_callback(pool.close, POOL_GRACE_S)
+        info = await self._start(pool, policy, trainer)
+
+        publisher = self._publisher(runtime, trainer, policy, info)
+        await self._publish_start(publisher, policy)
+        controller = Controller(
+            config=config, log=log, metrics=metrics,
+            checkpoints=Checkpoints(self._run.checkpoints, keep=config.checkpoint.keep, say=say),
+            matchmaker=plan.matchmaker, pool=pool, trainer=trainer, publisher=publisher, league=league,
+            algorithm=plan.algorithm, memory=memory, observer=self._observer, find_fault=children.fault,
+        )  # fmt: skip
+        async with _stopped_by_signals(controller):
+            outcome = await controller.run()
+        return self._summary(outcome, memory, info, controller.last_report)
+
+    # ── starting ──────────────────────────────────────────────────────────────────────────────
+
+    async def _start(self, pool: PoolSupervisor, policy: PolicyLink, trainer: TrainerLink) -> PolicyInfo:
+        plan, say = self._plan, self._observer.event
+        say(
+            f"starting {plan.engine} on {plan.device} in {plan.dtype} with {plan.slots} adapter slots, "
+            f"{plan.config.train.ranks} trainer rank(s), {plan.config.rollout.workers} environment worker(s); "
+            f"deepest version lag {deepest_lag(plan.config.buffer.depth)}"
+        )
+        serving = asyncio.create_task(policy.ready(plan.config.policy.start_timeout_s))
+        starts = [
+            asyncio.create_task(pool.start()),
+            asyncio.create_task(trainer.ready(TRAINER_START_TIMEOUT_S)),
+            serving,
+        ]
+        try:
+            await asyncio.gather(*starts)
+        finally:
+            for start in starts:
+                start.cancel()
+            await asyncio.gather(*starts, return_exceptions=True)
+        info = serving.result()
+        say(f"{info.engine} serves {plan.model.name} on {plan.device}; adapters travel by {plan.transport}")
+        self._run.update_manifest(engine=info.engine)
+        return info
+
+    def _publisher(self, runtime: RuntimeDir, trainer: TrainerLink, policy: PolicyLink, info: PolicyInfo) -> Publisher:
+        config = self._plan.config
+        bound = config.sync.probe_mean or max(PROBE_BOUND[self._plan.dtype], PROBE_BOUND[self._plan.train_dtype])
+        return Publisher(
+            trainer=trainer, engines=[policy], transport=self._plan.transport, address=self._weights_address(runtime),
+            adapters=self._run.adapters, probe_ids=info.probe_ids, probe_bound=bound, timeout_s=config.sync.timeout_s,
+            keep=config.buffer.depth + 1,
+        )  # fmt: skip
+
+    def _weights_address(self, runtime: RuntimeDir) -> str:
+        if self._plan.transport in ("gloo", "nccl"):
+            return f"file://{runtime.file('weights')}"
+        return str(runtime.path if self._plan.transport == "shm" else self._run.path / "weights")
+
+    async def _publish_start(self, publisher: Publisher, policy: PolicyLink) -> None:
+        """Put every agent's present version on the engines, the same way as every later one, and the frozen ones."""
+        await publisher.join()
+        for version in self._plan.frozen:
+            await policy.begin_install(version, self._store.bucket_header(version), self._plan.config.sync.timeout_s)
+            await policy.commit_install(version, self._plan.config.sync.timeout_s)
+        for agent in self._plan.agents:
+            report = await publisher.publish(PolicyVersion(agent, self._state.versions[agent]))
+            self._observer.event(
+                f"{report.version} is current: {report.num_bytes / 1e6:.1f} MB by {self._plan.transport} in "
+                f"{report.total_s:.2f} s, probe mean |Δlogp| {report.probe_mean:.5f} (max {report.probe_max:.4f})"
+            )
+
+    # ── what each process is told ─────────────────────────────────────────────────────────────
+
+    def _policy_config(self, runtime: RuntimeDir) -> PolicyServerConfig:
+        plan, policy = self._plan, self._plan.config.policy
+        return PolicyServerConfig(
+            address=runtime.endpoint("policy.sock"), runtime_dir=str(runtime.path), model=str(plan.model.path),
+            engine=plan.engine, dtype=plan.dtype, max_model_len=plan.max_model_len, max_live_adapters=plan.slots,
+            max_rank=engine_rank(plan.config), targets=plan.config.lora.targets, max_num_seqs=policy.max_num_seqs,
+            kv_cache_mb=policy.kv_cache_mb, gpu_memory_utilization=policy.gpu_memory_utilization,
+            threads=policy.threads, seed=plan.config.seed, sync_timeout_s=plan.config.sync.timeout_s,
+        )  # fmt: skip
+
+    def _rank_config(self, runtime: RuntimeDir, rank: int) -> RankConfig:
+        plan = self._plan
+        return RankConfig(
+            model=str(plan.model.path), config=plan.config, dtype=plan.train_dtype, bucket_dtype=plan.dtype, rank=rank,
+            world_size=plan.config.train.ranks, controller=runtime.endpoint("trainer.sock"),
+            runtime_dir=str(runtime.path), adapters=str(self._run.adapters), agents=plan.agents,
+            versions=self._state.versions,
+            checkpoint=str(self._checkpoint.folder / TRAINER_FOLDER) if self._checkpoint else "", device=plan.device,
+        )  # fmt: skip
+
+    def _pool_config(self, runtime: RuntimeDir) -> PoolConfig:
+        config, rollout = self._plan.config, self._plan.config.rollout
+        api_seats = any(s.player == "api" for s in self._plan.matchmaker.match(0).seats)
+        return PoolConfig(
+            workers=rollout.workers, concurrency=rollout.concurrency, max_restarts=rollout.max_restarts,
+            policy_endpoints=(runtime.endpoint("policy.sock"),), jury=config.jury,
+            sampling=Sampling(temperature=rollout.temperature, max_tokens=self._plan.max_move_tokens),
+            episode_timeout_s=rollout.episode_timeout_s, request_timeout_s=rollout.request_timeout_s,
+            needs_api_key=api_seats or config.jury.agent == "api",
+        )  # fmt: skip
+
+    def _summary(self, outcome: str, memory: Memory, info: PolicyInfo, last: StepReport | None) -> RunSummary:
+        newest = {a: PolicyVersion(a, v) for a, v in memory.published.items()}
+        return RunSummary(
+            run=str(self._run.path), outcome=outcome, step=memory.step, elapsed_s=memory.elapsed_s, engine=info.engine,
+            transport=self._plan.transport, accounting=memory.ledger.check(waiting=len(memory.buffer)),
+            versions={a: (self._state.versions[a], v.version) for a, v in newest.items()}, last=last,
+            adapters={a: str(self._store.path(v)) for a, v in newest.items()},
+        )  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def _stopped_by_signals(controller: Controller) -> AsyncIterator[None]:
+    """Ctrl-C or SIGTERM once: finish the step and save. Once more: leave at once."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    asked = False
+
+    def on_signal() -> None:
+        nonlocal asked
+        if asked and task is not None:
+            task.cancel()
+        elif not asked:
+            asked = True
+            controller.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
