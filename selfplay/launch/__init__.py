@@ -1,0 +1,1 @@
+"""Starting runs and engines: the local launcher, and what the commands train, resume and play call."""
