@@ -20,22 +20,35 @@ from selfplay.errors import TrainerError
 from selfplay.training import attention
 from selfplay.training.head import frozen_head_logprobs
 from selfplay.training.lora import ActiveRow, FlatAdapter, attach, find_layout
-from selfplay.training.rows import PackedRow, teacher_forced_row
+from selfplay.training.rows import PackedRow, pack_row, teacher_forced
 
-_NUM_CHECKED_TOKENS = 8
+_ROUNDING = {torch.float32: 0.002, torch.bfloat16: 0.15}
+"""Mean |Δlogprob| between two orders of computing the same thing."""
 
 
-def load_base(folder: Path | str, dtype: torch.dtype) -> Any:
-    """The frozen causal LM in ``folder``, on the CPU, ready for packed rows. Nothing is fetched, no code of it runs."""
+def load_policy(
+    folder: Path | str, *, dtype: torch.dtype, lora: LoraConfig, agents: Sequence[str], seed: int
+) -> PackedPolicy:
+    """The policy with fresh adapters, on the CPU. Nothing is fetched, and no code of the model folder runs.
+
+    Raises `ConfigError` for LoRA targets the model does not have, `TrainerError` for a model that would be computed
+    wrongly here: some architectures scale or cap their logits, or ignore the segments of a row.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     attention.register()
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=attention.NAME, local_files_only=True, use_safetensors=True
+    base = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="eager", local_files_only=True, use_safetensors=True
     )
-    return model.requires_grad_(False).eval()
+    base.requires_grad_(False).eval()
+    samples = _samples(base.get_input_embeddings().num_embeddings)
+    expected = [_own_logprobs(base, ids) for ids in samples]
+    base.set_attn_implementation(attention.NAME)
+    policy = PackedPolicy(base, lora, agents, seed=seed)
+    _check_route(policy, samples, torch.cat(expected))
+    return policy
 
 
 class PackedPolicy(nn.Module):
@@ -43,7 +56,6 @@ class PackedPolicy(nn.Module):
 
     def __init__(self, base: Any, lora: LoraConfig, agents: Sequence[str], *, seed: int) -> None:
         super().__init__()
-        check_head(base)
         self.base = base
         self.layout = find_layout(base, lora)
         self._row = ActiveRow()
@@ -84,11 +96,11 @@ class PackedPolicy(nn.Module):
         )
 
     @torch.no_grad()
-    def teacher_forced(self, agent: str, ids: Sequence[int]) -> list[float]:
+    def probe(self, agent: str, ids: Sequence[int]) -> list[float]:
         """log π [T−1] of ``ids`` [T] under the agent, at temperature 1, by the same route as in training."""
         if len(ids) < 2 or agent not in self._agents:
             raise TrainerError(f"cannot probe {len(ids)} tokens of agent {agent!r}: need 2 tokens of a trained agent")
-        logprobs, _ = self(teacher_forced_row(agent, ids, self.device))
+        logprobs, _ = self(pack_row([teacher_forced(agent, ids)], self.device))
         return [float(x) for x in logprobs.tolist()]
 
     def recompute_activations(self) -> None:
@@ -107,20 +119,27 @@ class PackedPolicy(nn.Module):
         return adapter
 
 
-@torch.no_grad()
-def check_head(base: Any) -> None:
-    """Raise `TrainerError` unless the model's logits are its last hidden state times the head's weight, and no more.
+def _samples(vocab_size: int) -> list[list[int]]:
+    return [[(7919 * i + 104_729 * length) % vocab_size for i in range(length)] for length in (24, 12)]
 
-    Some architectures scale, cap or bias their logits; training such a model as if they did not would be silently wrong.
-    """
-    head = base.get_output_embeddings()
-    ids = torch.arange(_NUM_CHECKED_TOKENS)[None] % base.config.get_text_config().vocab_size
-    inputs = {"input_ids": ids, "position_ids": torch.arange(_NUM_CHECKED_TOKENS)[None], "use_cache": False}
-    theirs = base(**inputs, segment_lengths=(_NUM_CHECKED_TOKENS,)).logits
-    ours = base.base_model(**inputs, segment_lengths=(_NUM_CHECKED_TOKENS,)).last_hidden_state @ head.weight.t()
-    if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-2, atol=1e-2 * float(ours.abs().max())):
+
+@torch.no_grad()
+def _own_logprobs(base: Any, ids: Sequence[int]) -> Tensor:
+    """log π [T−1] of ``ids`` [T] by the model's own forward: eager attention, full logits."""
+    logits: Tensor = base(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
+    return logits.float().log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+@torch.no_grad()
+def _check_route(policy: PackedPolicy, samples: Sequence[Sequence[int]], expected: Tensor) -> None:
+    """Two sequences in one row must get the logprobs that the model itself gives each of them alone."""
+    agent, device = next(iter(policy.adapters)), policy.device
+    found, _ = policy(pack_row([teacher_forced(agent, ids) for ids in samples], device))
+    off, bound = float((found - expected).abs().mean()), _ROUNDING[policy.base.dtype]
+    if not off <= bound:
         raise TrainerError(
-            f"{type(base).__name__} changes its logits after the output head (scale, cap or bias): it cannot be trained"
+            f"{type(policy.base).__name__} cannot be trained here: packed logprobs differ from the model's own by {off:.4f} "
+            f"on average (bound {bound}); it may scale or cap its logits, or not separate segments"
         )
 
 

@@ -73,19 +73,18 @@ def pack_row(segments: Sequence[Segment], device: torch.device) -> PackedRow:
     )
 
 
-def teacher_forced_row(agent: str, ids: Sequence[int], device: torch.device) -> PackedRow:
-    """A row in which every token but the first is an action of ``agent``."""
+def teacher_forced(agent: str, ids: Sequence[int]) -> Segment:
+    """A segment in which every token but the first is an action of ``agent``, without advantage."""
     zeros = (0.0,) * len(ids)
-    mask = (0, *(1,) * (len(ids) - 1))
-    segment = Segment(
-        episode_id="", agent=agent, seat="", ids=tuple(ids), mask=mask, logprobs=zeros, advantages=zeros, versions=(0, 0)
-    )
-    return pack_row([segment], device)
+    return Segment(
+        episode_id="", agent=agent, seat="", ids=tuple(ids), mask=(0, *(1,) * (len(ids) - 1)), logprobs=zeros,
+        advantages=zeros, versions=(0, 0),
+    )  # fmt: skip
 
 
 def filler_row(agent: str, device: torch.device) -> PackedRow:
     """A row without actions: its gradient is zero, and it runs the same collectives as any other row."""
-    return teacher_forced_row(agent, [0], device)
+    return pack_row([teacher_forced(agent, [0])], device)
 
 
 def _spans(sizes: Sequence[tuple[str, int]]) -> tuple[tuple[str, int, int], ...]:
