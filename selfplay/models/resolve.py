@@ -36,7 +36,7 @@ def resolve_model(name: str, *, cache_dir: Path | None = None, say: Say = lambda
         return inspect_folder(name, tiny.materialise(cache), "tiny", cache)
     if name == smollm2.NAME:
         return inspect_folder(name, smollm2.materialise(cache, say), "smollm2", cache)
-    if looks_like_path(name) or Path(name).is_dir():
+    if looks_like_path(name) or _is_folder(name):
         return inspect_folder(name, _existing(name), "local", cache)
     if _HUB_ID.match(name) and ".." not in name:
         return inspect_folder(name, hub.fetch(name, say), "hub", cache)
@@ -48,10 +48,17 @@ def looks_like_path(name: str) -> bool:
     return name.startswith(("/", "./", "../", "~")) or name in {".", ".."}
 
 
+def _is_folder(name: str) -> bool:
+    try:
+        return bool(name) and Path(name).is_dir()
+    except OSError:  # longer than the file system allows: not a folder
+        return False
+
+
 def _existing(name: str) -> Path:
     if "\0" in name:
         raise UserError(f"model {name!r}: a path cannot hold NUL")
-    path = Path(name).expanduser()
-    if not path.is_dir():
+    path = Path(name).expanduser() if not name.startswith("~") or name[:2] in ("~", "~/") else Path(name)
+    if not _is_folder(str(path)):
         raise UserError(f"model {name!r}: there is no folder {path.absolute()}")
     return path.resolve()
