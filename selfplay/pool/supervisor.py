@@ -79,6 +79,7 @@ class PoolSupervisor:
         self._results: asyncio.Queue[Result | None] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._error: RunError | None = None
+        self._context: zmq.asyncio.Context | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._incoming: Codec[WorkerMessage] = Codec(WorkerMessage)
         self._outgoing: Codec[ControllerMessage] = Codec(ControllerMessage)
@@ -113,6 +114,11 @@ class PoolSupervisor:
     def in_flight(self) -> list[Held]:
         """Who holds what, the oldest first."""
         return self._leases.held(self._now())
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Live workers by name, with their process ids."""
+        return {w.name: w.process.pid for w in self._workers.values()}
 
     @property
     def counts(self) -> dict[str, int]:
@@ -167,8 +173,10 @@ class PoolSupervisor:
         for worker in self._workers.values():
             worker.end()
         self._workers.clear()
-        self._socket.close()
-        self._context.term()
+        if self._context is not None:
+            self._socket.close()
+            self._context.term()
+            self._context = None
         self._results.put_nowait(None)
 
     # ── messages from workers ─────────────────────────────────────────────────────────────────

@@ -360,7 +360,10 @@ class TrainerDone(_Message, frozen=True, kw_only=True, tag="ok"):
 
 
 class TrainerProbed(_Message, frozen=True, kw_only=True, tag="probed"):
+    """Every rank answers a probe; rank 0 with the values, the others with none."""
+
     request: RequestId
+    rank: int
     logprobs: tuple[float, ...]
 
 

@@ -199,7 +199,7 @@ class Caller:
                 return await future
         except TimeoutError:
             self._withdraw(request, cancel)
-            raise EngineError(f"{self._peer} did not answer within {timeout_s:g} s") from None
+            raise EngineError(f"{self._peer} did not answer within {timeout_s:.3g} s") from None
         except asyncio.CancelledError:
             self._withdraw(request, cancel)
             raise

@@ -1,0 +1,490 @@
+"""Sockets under bad peers and bad luck: nothing kills a loop, nothing waits for ever, nothing listens in the open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket as plain_socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from selfplay.errors import ConfigError, EngineError
+from selfplay.wire.codec import MAX_FRAME_BYTES, Codec
+from selfplay.wire.messages import Cancel, Done, FromPolicy, Probe, ProbeResult, Stats, ToPolicy
+from selfplay.wire.sockets import (
+    HIGH_WATER_MARK,
+    Caller,
+    bind_router,
+    check_listen_address,
+    connect_dealer,
+    receive,
+    route,
+    unique_identity,
+)
+
+to_policy, from_policy = Codec[Any](ToPolicy), Codec[Any](FromPolicy)
+Handler = Callable[[zmq.asyncio.Socket, bytes, Any], Awaitable[None]]
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    tmp_path.chmod(0o700)
+    return f"ipc://{tmp_path}/s"
+
+
+@contextlib.asynccontextmanager
+async def server(address: str, handle: Handler) -> AsyncIterator[zmq.asyncio.Context]:
+    """A ROUTER that hands every valid message to ``handle`` and drops the rest."""
+    context = zmq.asyncio.Context()
+    router = bind_router(context, address)
+
+    async def serve() -> None:
+        while True:
+            identity, data = await receive(router) or (b"", b"")
+            with contextlib.suppress(Exception):
+                await handle(router, identity, to_policy.decode(data))
+
+    task = asyncio.create_task(serve())
+    try:
+        yield context
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        router.close()
+        context.destroy(linger=0)
+
+
+async def echo(router: zmq.asyncio.Socket, identity: bytes, message: Any) -> None:
+    await route(router, identity, from_policy.encode(Done(request=message.request)))
+
+
+def caller(context: zmq.asyncio.Context, address: str) -> Caller:
+    return Caller(connect_dealer(context, address, unique_identity("t")), to_policy, from_policy, "server")
+
+
+def stats(request: int) -> Stats:
+    return Stats(request=request)
+
+
+# ── addresses ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "tcp://*:5555", "tcp://0.0.0.0:5555", "tcp://[::]:5555", "tcp://192.168.0.1:5555", "tcp://eth0:5555",
+        f"tcp://{plain_socket.gethostname()}:5555", "tcp://localhost:5555", "tcp://127.0.0.1.evil:1", "tcp://:1",
+        "ipc://relative", "ipc://@abstract", "inproc://x", "pgm://x", "udp://127.0.0.1:1", "", "127.0.0.1:5555",
+    ],
+)  # fmt: skip
+def test_open_addresses_are_refused(bad: str) -> None:
+    with pytest.raises(ConfigError, match="refusing to listen"):
+        check_listen_address(bad)
+
+
+def test_loopback_and_keys_are_accepted() -> None:
+    for good in ("tcp://127.0.0.1:5555", "tcp://[::1]:5555", "tcp://127.0.0.1:*"):
+        assert check_listen_address(good) == good
+    assert check_listen_address("tcp://10.0.0.1:5", has_curve_keys=True)
+
+
+def test_ipc_needs_a_private_folder_and_a_short_path(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir(mode=0o755)
+    shared.chmod(0o755)
+    link = tmp_path / "link"
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    link.symlink_to(private)
+    for folder in (shared, link):
+        with pytest.raises(ConfigError, match="mode 0700"):
+            check_listen_address(f"ipc://{folder}/s")
+    with pytest.raises(ConfigError, match="No such file"):
+        check_listen_address(f"ipc://{tmp_path}/missing/s")
+    with pytest.raises(ConfigError, match="107 bytes"):
+        check_listen_address(f"ipc://{tmp_path}/{'é' * 60}/s")
+    assert check_listen_address(f"ipc://{private}/s")
+
+
+def test_a_port_in_use_is_one_clear_line() -> None:
+    async def run() -> None:
+        context = zmq.asyncio.Context()
+        holder = plain_socket.create_server(("127.0.0.1", 0))
+        try:
+            with pytest.raises(ConfigError, match="cannot listen on tcp://127.0.0.1:.*in use"):
+                bind_router(context, f"tcp://127.0.0.1:{holder.getsockname()[1]}")
+        finally:
+            holder.close()
+            context.term()
+
+    asyncio.run(run())
+
+
+# ── bad peers ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 200])
+def test_messages_of_any_number_of_parts_leave_the_server_working(count: int, address: str) -> None:
+    async def run() -> None:
+        async with server(address, echo) as context:
+            rogue = context.socket(zmq.DEALER)
+            rogue.connect(address)
+            await rogue.send_multipart([b"x"] * count)
+            await rogue.send_multipart([b""] * count)
+            rogue.close()
+            client = caller(context, address)
+            assert isinstance(await client.call(stats, timeout_s=10), Done)
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_a_message_of_many_parts_is_one_empty_message(address: str) -> None:
+    async def run() -> None:
+        context = zmq.asyncio.Context()
+        router = bind_router(context, address)
+        rogue = connect_dealer(context, address, b"rogue")
+        valid = to_policy.encode(Stats(request=1))
+        await rogue.send_multipart([valid] * 10_000)
+        await rogue.send(valid)
+        assert await receive(router, 10) == [b"rogue", b""]
+        assert await receive(router, 10) == [b"rogue", valid]
+        await router.send_multipart([b"rogue", valid, valid])
+        assert await receive(rogue, 10) == [b""]
+        assert await receive(rogue, 0.05) is None
+        context.destroy(linger=0)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"\xff" * 70_000, b""])
+def test_plain_connections_and_half_greetings_do_no_harm(data: bytes) -> None:
+    async def run() -> None:
+        context = zmq.asyncio.Context()
+        router = bind_router(context, "tcp://127.0.0.1:*")
+        address = router.getsockopt(zmq.LAST_ENDPOINT).decode().rstrip("\0")
+        port = int(address.rpartition(":")[2])
+        rogues = [plain_socket.create_connection(("127.0.0.1", port)) for _ in range(200)]
+        for rogue in rogues:
+            with contextlib.suppress(OSError):
+                rogue.sendall(data)
+        client = connect_dealer(context, address, b"client")
+        await client.send(b"hello")
+        assert await receive(router, 10) == [b"client", b"hello"]
+        for rogue in rogues:
+            rogue.close()
+        context.destroy(linger=0)
+
+    asyncio.run(run())
+
+
+def test_an_oversized_frame_costs_its_sender_the_connection_only(address: str) -> None:
+    async def run() -> None:
+        async with server(address, echo) as context:
+            rogue = context.socket(zmq.DEALER)
+            rogue.connect(address)
+            await rogue.send(bytes(MAX_FRAME_BYTES + 1), copy=False)
+            client = caller(context, address)
+            assert isinstance(await client.call(stats, timeout_s=20), Done)
+            await client.close()
+            rogue.close()
+
+    asyncio.run(run())
+
+
+def test_a_second_peer_of_the_same_identity_is_not_heard_and_steals_nothing(address: str) -> None:
+    async def run() -> None:
+        context = zmq.asyncio.Context()
+        router = bind_router(context, address)
+        first = connect_dealer(context, address, b"worker")
+        await first.send(b"1")
+        assert await receive(router, 10) == [b"worker", b"1"]
+        second = connect_dealer(context, address, b"worker")
+        await second.send(b"2")
+        assert await receive(router, 0.2) is None
+        assert await route(router, b"worker", b"reply")
+        assert await receive(first, 10) == [b"reply"]
+        assert await receive(second, 0.1) is None
+        context.destroy(linger=0)
+
+    asyncio.run(run())
+
+
+def test_a_reply_to_nobody_is_told(address: str) -> None:
+    async def run() -> None:
+        context = zmq.asyncio.Context()
+        router = bind_router(context, address)
+        assert not await route(router, b"nobody", b"x")
+        client = connect_dealer(context, address, b"client")
+        await client.send(b"hello")
+        assert await receive(router, 10)
+        assert await route(router, b"client", b"x")
+        client.close()
+        while await route(router, b"client", b"x"):
+            await asyncio.sleep(0.01)
+        context.destroy(linger=0)
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+
+
+def test_a_peer_that_reads_nothing_fills_its_own_queue_only(address: str) -> None:
+    async def run() -> None:
+        context = zmq.asyncio.Context()
+        router = bind_router(context, address)
+        frozen, live = connect_dealer(context, address, b"frozen"), connect_dealer(context, address, b"live")
+        for client in (frozen, live):
+            await client.send(b"hello")
+            await receive(router, 10)
+        num_sent = 0
+        while await route(router, b"frozen", bytes(10_000)):
+            num_sent += 1
+            assert num_sent < 20 * HIGH_WATER_MARK
+        assert await route(router, b"live", b"x")
+        assert await receive(live, 10) == [b"x"]
+        context.destroy(linger=0)
+
+    asyncio.run(run())
+
+
+# ── receiving ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_no_message_is_lost_when_receives_time_out_or_are_cancelled(address: str) -> None:
+    async def run() -> None:
+        context = zmq.asyncio.Context()
+        router = bind_router(context, address)
+        client = connect_dealer(context, address, b"client")
+
+        async def send() -> None:
+            for i in range(500):
+                await client.send(str(i).encode())
+                await asyncio.sleep(0 if i % 3 else 0.0005)
+
+        sending = asyncio.create_task(send())
+        got: list[int] = []
+        num_tries = 0
+        while len(got) < 500:
+            one = asyncio.create_task(receive(router, 0.001))
+            num_tries += 1
+            for _ in range(num_tries % 5):
+                await asyncio.sleep(0)
+            if num_tries % 3:
+                one.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                frames = await one
+                if frames is not None:
+                    got.append(int(frames[1]))
+        await sending
+        assert got == list(range(500))
+        context.destroy(linger=0)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_flood_does_not_starve_other_tasks(address: str) -> None:
+    async def run() -> None:
+        context = zmq.asyncio.Context()
+        router = bind_router(context, address)
+        client = connect_dealer(context, address, b"client")
+        for _ in range(1500):
+            await client.send(b"x")
+        assert await receive(router, 10)
+        await asyncio.sleep(0.2)
+        num_turns = 0
+
+        async def other() -> None:
+            nonlocal num_turns
+            while True:
+                num_turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        for _ in range(1000):
+            await receive(router, 10)
+        assert num_turns >= 500
+        task.cancel()
+        context.destroy(linger=0)
+
+    asyncio.run(run())
+
+
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_many_calls_at_once_get_their_own_replies(address: str) -> None:
+    async def shuffled(router: zmq.asyncio.Socket, identity: bytes, message: Any) -> None:
+        async def later() -> None:
+            await asyncio.sleep(0.01 * (message.ids[0] % 7))
+            reply = ProbeResult(request=message.request, logprobs=(float(message.ids[0]),))
+            await route(router, identity, from_policy.encode(reply))
+
+        tasks.append(asyncio.create_task(later()))
+
+    tasks: list[asyncio.Task[None]] = []
+
+    async def run() -> None:
+        async with server(address, shuffled) as context:
+            client = caller(context, address)
+
+            async def ask(i: int) -> float:
+                reply = await client.call(lambda n: Probe(request=n, version=None, ids=(i,)), timeout_s=20)
+                return float(reply.logprobs[0])
+
+            assert await asyncio.gather(*(ask(i) for i in range(300))) == [float(i) for i in range(300)]
+            assert client.num_open == 0
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_a_call_that_times_out_or_is_cancelled_is_withdrawn_at_the_server(address: str) -> None:
+    seen: list[Any] = []
+
+    async def silent(router: zmq.asyncio.Socket, identity: bytes, message: Any) -> None:
+        seen.append(message)
+
+    def cancel(number: int, target: int) -> Cancel:
+        return Cancel(request=number, target=target)
+
+    async def run() -> None:
+        async with server(address, silent) as context:
+            client = caller(context, address)
+            with pytest.raises(EngineError, match=r"server did not answer within 0\.05 s"):
+                await client.call(stats, timeout_s=0.05, cancel=cancel)
+            task = asyncio.create_task(client.call(stats, timeout_s=60, cancel=cancel))
+            while len([m for m in seen if isinstance(m, Stats)]) < 2:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            while len([m for m in seen if isinstance(m, Cancel)]) < 2:
+                await asyncio.sleep(0.01)
+            asked = [m.request for m in seen if isinstance(m, Stats)]
+            assert [m.target for m in seen if isinstance(m, Cancel)] == asked
+            assert client.num_open == 0
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_late_and_bad_replies_are_counted_and_harm_nobody(address: str) -> None:
+    async def odd(router: zmq.asyncio.Socket, identity: bytes, message: Any) -> None:
+        await route(router, identity, b"\xc1")
+        await route(router, identity, from_policy.encode(Done(request=10_000)))
+        await echo(router, identity, message)
+        await echo(router, identity, message)
+
+    async def run() -> None:
+        async with server(address, odd) as context:
+            client = caller(context, address)
+            for _ in range(5):
+                assert isinstance(await client.call(stats, timeout_s=10), Done)
+            while client.num_late < 10:
+                await asyncio.sleep(0.01)
+            assert (client.num_bad_frames, client.num_late) == (5, 10)
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_a_call_to_a_server_that_is_not_there_ends_in_time_even_with_full_queues(address: str) -> None:
+    async def run() -> None:
+        context = zmq.asyncio.Context()
+        client = caller(context, address)
+        calls = [client.call(stats, timeout_s=0.5) for _ in range(HIGH_WATER_MARK + 100)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        assert all(isinstance(r, EngineError) for r in results)
+        client.post(stats)
+        await client.close()
+        context.destroy(linger=0)
+
+    begun = time.monotonic()
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert time.monotonic() - begun < 30
+
+
+def test_when_nobody_reads_replies_any_more_every_call_fails(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent(router: zmq.asyncio.Socket, identity: bytes, message: Any) -> None:
+        await route(router, identity, from_policy.encode(Done(request=message.request)))
+
+    class Broken:
+        def decode(self, data: bytes) -> Any:
+            raise RuntimeError("a bug in the reader")
+
+        def encode(self, message: Any) -> bytes:
+            raise AssertionError
+
+    async def run() -> None:
+        async with server(address, silent) as context:
+            socket = connect_dealer(context, address, unique_identity("t"))
+            client = Caller(socket, to_policy, Broken(), "server")  # type: ignore[arg-type]
+            calls = [client.call(stats, timeout_s=60) for _ in range(3)]
+            results = await asyncio.gather(*calls, return_exceptions=True)
+            assert all(isinstance(r, EngineError) and "a bug in the reader" in str(r) for r in results)
+            with pytest.raises(EngineError, match="a bug in the reader"):
+                await client.call(stats, timeout_s=60)
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_closing_fails_open_calls_and_refuses_new_ones(address: str) -> None:
+    async def silent(router: zmq.asyncio.Socket, identity: bytes, message: Any) -> None:
+        return None
+
+    async def run() -> None:
+        async with server(address, silent) as context:
+            client = caller(context, address)
+            task = asyncio.create_task(client.call(stats, timeout_s=60))
+            await asyncio.sleep(0.05)
+            await client.close()
+            with pytest.raises(EngineError, match="was closed"):
+                await task
+            with pytest.raises(EngineError, match="was closed"):
+                await client.call(stats, timeout_s=60)
+            client.post(stats)
+            assert client.num_unsent == 1
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+
+
+def test_posts_between_calls_do_not_put_the_reader_to_sleep(address: str) -> None:
+    """A send outside the loop's own books can swallow the wake-up of a reply; then calls would wait for ever."""
+
+    async def run() -> None:
+        async with server(address, echo) as context:
+            client = caller(context, address)
+            for _ in range(300):
+                call = asyncio.create_task(client.call(stats, timeout_s=20))
+                await asyncio.sleep(0)
+                client.post(lambda n: Cancel(request=n, target=0))
+                assert isinstance(await call, Done)
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_nothing_waits_for_unsent_messages_at_the_end(address: str) -> None:
+    context = zmq.asyncio.Context()
+
+    async def run() -> None:
+        client = connect_dealer(context, address, b"c")
+        for _ in range(100):
+            await client.send(bytes(1000))
+        client.close()
+
+    asyncio.run(run())
+    context.term()
+
+
+def test_identities_differ_between_starts() -> None:
+    assert len({unique_identity("w") for _ in range(1000)}) == 1000
+    assert str(os.getpid()).encode() in unique_identity("w")
