@@ -1,63 +1,78 @@
-"""The policy-gradient loss with truncated importance sampling, and what is reported about a step. Pure functions.
+"""Policy gradient with truncated importance sampling (TIS), as pure functions of one agent's action tokens.
 
-With μ the probability under which an action was sampled, π the trainer's at the start of the step, r = π/μ, advantage A
-and N the agent's actions over all ranks:
+    loss = − Σ sg(min(π_old / μ, cap)) · A · log π          divided by the agent's action tokens over all ranks
 
-    loss = −Σ sg(min(r, cap)) · A · log π / N          (sg: no gradient through the weight)
-
-The figures are sums over actions, so that rows and ranks add up: `action_sums` per row, added, then `report`.
+μ is the rollout engine's probability of the sampled token, π the trainer's. One step is taken per batch, so π_old is the
+value of π in the same forward pass. Source of the correction: IMPALA (Espeholt et al., 2018), per token.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from selfplay.wire.messages import AgentReport
-
 MAX_LOG_RATIO = 20.0
-NUM_SUMS = 8
-_LOSS, _K3, _ABS, _CLIPPED, _RATIO, _RATIO_SQUARED, _ENTROPY, _COUNT = range(NUM_SUMS)
+SUMS = ("num", "loss", "kl", "abs_dlogp", "clipped", "weight", "weight_squared", "entropy")
 
 
-def log_ratios(logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
-    """log π − log μ [N], clamped to ±20, without gradient."""
-    return (logprobs.detach() - rollout_logprobs).clamp_(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+@dataclass(frozen=True)
+class TokenStats:
+    """Sums over tokens that add up over rows and ranks: ``sums`` fp64 in the order of `SUMS`, ``max_abs_dlogp`` fp64 []."""
+
+    sums: Tensor
+    max_abs_dlogp: Tensor
 
 
-def policy_loss(
-    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, *, cap: float, num_actions: int
-) -> Tensor:
-    """The loss of one agent's actions [N] in a row, normalised by its ``num_actions`` over all rows and ranks."""
-    weights = log_ratios(logprobs, rollout_logprobs).exp().clamp(max=cap)
-    return -(weights * advantages * logprobs).sum() / num_actions
+def tis_loss(logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, *, cap: float) -> Tensor:
+    """The summed loss [] of N tokens; gradients flow through ``logprobs`` only."""
+    weights = log_ratio(logprobs, rollout_logprobs).exp().clamp(max=cap)
+    return -(weights * advantages * logprobs).sum()
 
 
-def action_sums(
-    logprobs: Tensor, rollout_logprobs: Tensor, entropies: Tensor, *, loss: Tensor, cap: float
-) -> tuple[Tensor, Tensor]:
-    """(sums [8] over the actions [N], largest |log π − log μ|), float64, without gradient."""
-    logs = log_ratios(logprobs, rollout_logprobs).double()
-    ratios = logs.exp()
-    distance = (logprobs.detach() - rollout_logprobs).abs().double()
-    sums = torch.stack([
-        loss.detach().double(), (ratios - 1.0 - logs).sum(), distance.sum(), (ratios > cap).double().sum(),
-        ratios.sum(), ratios.square().sum(), entropies.double().sum(), ratios.new_tensor(float(len(ratios))),
-    ])  # fmt: skip
-    return sums, distance.max() if len(distance) else distance.new_zeros(())
+@torch.no_grad()
+def log_ratio(logprobs: Tensor, rollout_logprobs: Tensor) -> Tensor:
+    """log(π/μ) [N], clamped to ±20 so that a broken token stays a number that the report shows."""
+    return (logprobs - rollout_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def report(sums: Tensor, largest: float, *, moved: bool, grad_norm: float, lr: float) -> AgentReport:
-    """The report of one agent from its sums [8] over all rows and ranks.
+@torch.no_grad()
+def token_stats(
+    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, entropies: Tensor, *, cap: float
+) -> TokenStats:
+    """What the step's report is made of; all inputs [N]."""
+    log_r = log_ratio(logprobs, rollout_logprobs).double()
+    r = log_r.exp()
+    abs_dlogp = (logprobs - rollout_logprobs).double().abs()
+    loss = -(r.clamp(max=cap) * advantages * logprobs)
+    terms = (torch.ones_like(r), loss, r - 1 - log_r, abs_dlogp, (r > cap).double(), r, r * r, entropies.double())
+    worst = abs_dlogp.max() if len(abs_dlogp) else abs_dlogp.new_zeros(())
+    return TokenStats(torch.stack([t.sum() for t in terms]), worst)
 
-    ``kl``: Schulman's k3 estimate, E[r − 1 − log r] under μ, of KL(rollout ‖ trainer). ``ess``: (Σr)² / (N Σr²) of the ratios
-    before truncation.
-    """
-    values = sums.tolist()
-    num = max(values[_COUNT], 1.0)
-    return AgentReport(
-        moved=moved, loss=values[_LOSS], grad_norm=grad_norm, lr=lr, kl=values[_K3] / num,
-        mean_abs_dlogp=values[_ABS] / num, max_abs_dlogp=largest, clip_fraction=values[_CLIPPED] / num,
-        ess=values[_RATIO] ** 2 / (num * max(values[_RATIO_SQUARED], 1e-300)), entropy=values[_ENTROPY] / num,
-        num_actions=int(values[_COUNT]),
+
+@dataclass(frozen=True, kw_only=True)
+class TokenReport:
+    """Means over all tokens of one agent in one step, before the update."""
+
+    loss: float
+    kl: float
+    """k3 estimate of KL(rollout ‖ trainer): mean of r − 1 − log r under μ (Schulman, 2020)."""
+    mean_abs_dlogp: float
+    max_abs_dlogp: float
+    clip_fraction: float
+    ess: float
+    """(Σ r)² / (N · Σ r²) of the untruncated weights."""
+    entropy: float
+    num: int
+
+
+def report(sums: Tensor, max_abs_dlogp: float, num_actions: int) -> TokenReport:
+    """Sums over all ranks → means. ``num_actions`` is the normaliser of the loss."""
+    s = dict(zip(SUMS, sums.tolist(), strict=True))
+    num = max(s["num"], 1.0)
+    ess = s["weight"] ** 2 / (num * s["weight_squared"]) if s["weight_squared"] else 0.0
+    return TokenReport(
+        loss=s["loss"] / num_actions, kl=s["kl"] / num, mean_abs_dlogp=s["abs_dlogp"] / num, max_abs_dlogp=max_abs_dlogp,
+        clip_fraction=s["clipped"] / num, ess=ess, entropy=s["entropy"] / num, num=int(s["num"]),
     )  # fmt: skip

@@ -1,102 +1,72 @@
-"""One agent's optimizer: AdamW on the flat adapter with the agent's own learning rate, clip norm and warm-up.
+"""One AdamW per agent, on its flat parameter: own learning rate, clip norm, warm-up and step count.
 
-An agent without signal in a step is never asked, so nothing of it moves: weights, momentum, and the count that its
-warm-up goes by.
+An optimizer that is not stepped changes nothing: no weight, no momentum, no learning-rate step.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from selfplay.config import Config
-from selfplay.config.schema import AgentConfig
+from selfplay.config.schema import AgentConfig, TrainConfig
 from selfplay.errors import TrainerError
 
-STATE = ("exp_avg", "exp_avg_sq")
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
-    """What an agent's optimizer goes by."""
-
-    lr: float
-    clip_norm: float
-    betas: tuple[float, float]
-    weight_decay: float
-    warmup_steps: int
-
-
-def settings_of(agent: str, config: Config) -> OptimizerSettings:
-    """``train.*``, unless ``agents.NAME`` says otherwise."""
-    own, train = config.agents.get(agent, AgentConfig()), config.train
-    return OptimizerSettings(
-        lr=train.lr if own.lr is None else own.lr,
-        clip_norm=train.clip_norm if own.clip_norm is None else own.clip_norm,
-        betas=train.betas, weight_decay=train.weight_decay, warmup_steps=train.warmup_steps,
-    )  # fmt: skip
+_EPS = 1e-6
 
 
 class AgentOptimizer:
-    """>>> norm = optimizer.clip(step=7)      # refuses a gradient that is not finite
-    >>> lr = optimizer.step()                # moves the weights and clears the gradient
-    """
+    """Clips, steps and remembers the state of one agent's adapter."""
 
-    def __init__(self, agent: str, flat: nn.Parameter, settings: OptimizerSettings) -> None:
-        self.agent, self.settings = agent, settings
+    def __init__(self, agent: str, flat: nn.Parameter, train: TrainConfig, own: AgentConfig) -> None:
+        self.agent, self.flat = agent, flat
         self.num_steps = 0
-        self._flat = flat
-        self._adam = torch.optim.AdamW(
-            [flat], lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay, foreach=False
-        )
+        self._lr = own.lr if own.lr is not None else train.lr
+        self._clip_norm = own.clip_norm if own.clip_norm is not None else train.clip_norm
+        self._warmup_steps = train.warmup_steps
+        self._adam = torch.optim.AdamW([flat], lr=self._lr, betas=train.betas, weight_decay=train.weight_decay)
+        self.restore(torch.zeros_like(flat), torch.zeros_like(flat), 0)
 
-    def clip(self, *, step: int) -> float:
-        """Scale the gradient down to the clip norm; its norm before. Raises `TrainerError` unless that is finite."""
-        grad = self._gradient()
-        norm = float(torch.linalg.vector_norm(grad))
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step: linear warm-up from lr/W, then constant."""
+        return self._lr * min(1.0, (self.num_steps + 1) / self._warmup_steps) if self._warmup_steps else self._lr
+
+    def grad_norm(self, step: int) -> float:
+        """L2 norm of the gradient; raises `TrainerError` naming agent and step when it is not finite."""
+        if self.flat.grad is None:
+            return 0.0
+        norm = float(torch.linalg.vector_norm(self.flat.grad))
         if not math.isfinite(norm):
             raise TrainerError(
-                f"gradient of agent {self.agent} is not finite at step {step} (norm {norm}): nothing was updated; "
-                f"lower agents.{self.agent}.lr (now {self.settings.lr:g})"
+                f"the gradient of agent {self.agent} at step {step} is not finite ({norm}): nothing was updated; "
+                "lower train.lr or look at the step's rewards and logprobs"
             )
-        if norm > self.settings.clip_norm:
-            grad.mul_(self.settings.clip_norm / norm)
         return norm
 
-    def step(self) -> float:
-        """Update the weights from the gradient; the learning rate that was used."""
-        self._gradient()
-        lr = self._lr()
+    def step(self, grad_norm: float) -> float:
+        """Clip to the agent's norm and update; the learning rate that was used."""
+        lr = self.lr
+        if self.flat.grad is None:
+            raise TrainerError(f"agent {self.agent} has no gradient to step with")
+        self.flat.grad.mul_(min(1.0, self._clip_norm / (grad_norm + _EPS)))
         self._adam.param_groups[0]["lr"] = lr
         self._adam.step()
         self.num_steps += 1
-        self.clear()
         return lr
 
-    def clear(self) -> None:
-        self._flat.grad = None
+    def forget_grad(self) -> None:
+        self.flat.grad = None
 
-    def state(self) -> dict[str, Tensor]:
-        """exp_avg [P], exp_avg_sq [P]: the live tensors, or zeros before the first step."""
-        found = self._adam.state.get(self._flat, {})
-        return {name: found.get(name, torch.zeros_like(self._flat)).detach() for name in STATE}
+    def state(self) -> tuple[Tensor, Tensor, int]:
+        """(first moment [numel], second moment [numel], steps taken); the tensors are the live ones."""
+        state = self._adam.state[self.flat]
+        return state["exp_avg"], state["exp_avg_sq"], self.num_steps
 
-    def load_state(self, state: dict[str, Tensor], num_steps: int) -> None:
-        """Go on from `state` after ``num_steps`` steps."""
+    def restore(self, exp_avg: Tensor, exp_avg_sq: Tensor, num_steps: int) -> None:
+        """Go on from a saved `state`."""
         self.num_steps = num_steps
-        if num_steps:
-            count = torch.tensor(float(num_steps), dtype=torch.float32)
-            self._adam.state[self._flat] = {"step": count, **{name: state[name].clone() for name in STATE}}
-
-    def _lr(self) -> float:
-        """Linear warm-up over the agent's own steps."""
-        warmup = self.settings.warmup_steps
-        return self.settings.lr * min(1.0, (self.num_steps + 1) / warmup) if warmup else self.settings.lr
-
-    def _gradient(self) -> Tensor:
-        if self._flat.grad is None:
-            raise TrainerError(f"agent {self.agent} has no gradient")
-        return self._flat.grad
+        self._adam.state[self.flat] = {
+            "step": torch.tensor(float(num_steps)), "exp_avg": exp_avg.clone(), "exp_avg_sq": exp_avg_sq.clone(),
+        }  # fmt: skip
