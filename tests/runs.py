@@ -88,5 +88,6 @@ def still_alive(processes: list[psutil.Process], timeout_s: float = 15.0) -> lis
 
 
 def runtime_folders() -> set[Path]:
-    """Runtime folders of any run on this machine."""
-    return set(Path("/dev/shm").glob("selfplay-*")) | set(Path("/dev/shm").glob("psm_*"))
+    """Runtime folders of the runs of this test session, and vLLM's shared memory."""
+    place = Path(os.environ["SELFPLAY_RUNTIME_DIR"])
+    return set(place.iterdir()) | set(Path("/dev/shm").glob("psm_*"))

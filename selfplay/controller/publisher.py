@@ -142,21 +142,20 @@ class Publisher:
                 continue  # the first error is already on its way to the user; a dead engine needs no abort
 
     async def _prove(self, version: PolicyVersion) -> tuple[float, float, float]:
+        """(mean |Δ|, max |Δ|, movement since the last version), the worst over all engines; `SyncError` out of bounds."""
         ours = await self._trainer.probe(version.agent, self._probe_ids, self._timeout_s)
-        mean = worst = moved = 0.0
-        for engine in self._engines:
-            theirs = await engine.probe(version, self._probe_ids, self._timeout_s)
-            deltas = [abs(a - b) for a, b in zip(ours, theirs, strict=True)]
-            mean, worst = max(mean, sum(deltas) / len(deltas)), max(worst, *deltas)
-            before = self._last_probe.get(version.agent)
-            moved = sum(abs(a - b) for a, b in zip(before, theirs, strict=True)) / len(theirs) if before else 0.0
-            self._last_probe[version.agent] = theirs
-        if not mean <= self._probe_bound:
-            raise SyncError(
-                f"probe of {version}: mean |Δlogprob| between trainer and engine is {mean:.4f} (max {worst:.4f}), "
-                f"the bound is {self._probe_bound:.4f}: the engine does not serve what was trained"
-            )
-        return mean, worst, moved
+        theirs = [await engine.probe(version, self._probe_ids, self._timeout_s) for engine in self._engines]
+        means = [mean_difference(ours, t) for t in theirs]
+        worst = max(abs(a - b) for t in theirs for a, b in zip(ours, t, strict=True))
+        for mean in means:
+            if not mean <= self._probe_bound:  # NaN is out of bounds too
+                raise SyncError(
+                    f"probe of {version}: mean |Δlogprob| between trainer and engine is {mean:.4f} (max {worst:.4f}), "
+                    f"the bound is {self._probe_bound:.4f}: the engine does not serve what was trained"
+                )
+        before = self._last_probe.get(version.agent)
+        self._last_probe[version.agent] = theirs[0]
+        return max(means), worst, mean_difference(before, theirs[0]) if before else 0.0
 
     async def _retire_older(self, version: PolicyVersion) -> None:
         live = self._live.setdefault(version.agent, [])
@@ -168,6 +167,11 @@ class Publisher:
 
     async def _each(self, call: Callable[[PolicyLink], Coroutine[Any, Any, object]]) -> None:
         await all_or_first_error(*(call(engine) for engine in self._engines))
+
+
+def mean_difference(a: Sequence[float], b: Sequence[float]) -> float:
+    """Mean of |a − b|; NaN when either holds one."""
+    return sum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
 
 
 async def all_or_first_error(*calls: Coroutine[Any, Any, object]) -> None:
