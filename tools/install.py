@@ -218,7 +218,8 @@ def pip(what: str, arguments: list[str], *, must_work: bool = True) -> bool:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         code = _wait_with_heartbeat(process, start)
     if code != 0 and must_work:
-        raise InstallError(f"pip could not install {what}; all of it is in {LOG}\n{_told(start)[-1500:]}")
+        tail = "\n".join(line[:240] for line in _told(start).splitlines()[-6:])
+        raise InstallError(f"pip could not install {what}; all of it is in {LOG}\n{tail}")
     return code == 0
 
 
