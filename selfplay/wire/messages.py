@@ -285,7 +285,7 @@ class TrainStep(_Message, frozen=True, kw_only=True, tag="step"):
     num_actions: dict[str, int]
 
 
-class AgentReport(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one step did to one agent; all figures over all ranks."""
 
     moved: bool
