@@ -64,7 +64,7 @@ def test_files_speak_of_the_project_alone(path: Path) -> None:
         return
     text = path.read_text("utf-8")
     hosts = {h.strip("[").partition(":")[0] for h in ADDRESS.findall(text)}
-    assert hosts <= KNOWN_HOSTS
+    assert {h for h in hosts if not h.endswith((".example", ".invalid", ".test"))} <= KNOWN_HOSTS
     assert MACHINE_PATH.findall(text) == []
 
 
