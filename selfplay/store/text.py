@@ -23,7 +23,7 @@ def safe_text(text: str, *, keep: str = "") -> str:
 def json_line(value: object) -> str:
     """``value`` as one line of JSON that is also safe to show: hidden characters escaped, NaN and infinities null."""
     text = msgspec.json.encode(value).decode()
-    return text if text.isascii() else "".join(_json_escape(c) for c in text)
+    return text if text.isascii() and text.isprintable() else "".join(_json_escape(c) for c in text)
 
 
 def _escape(char: str) -> str:
