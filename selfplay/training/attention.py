@@ -37,11 +37,13 @@ def packed_attention(
         raise TrainerError(f"{type(module).__name__} does not pass packed segments to its attention: cannot be trained")
     for name in _UNSUPPORTED:
         if options.get(name) is not None:
-            raise TrainerError(f"{type(module).__name__} uses attention with {name}, which packed training does not compute")
+            raise TrainerError(
+                f"{type(module).__name__} uses attention with {name}, which packed training does not compute"
+            )
     lengths = list(segment_lengths)
     parts = [
         _attend(q, k, v, scaling, sliding_window)
-        for q, k, v in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
+        for q, k, v in zip(*(torch.split(t, lengths, 2) for t in (query, key, value)), strict=True)
     ]
     whole = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
     return whole.transpose(1, 2).contiguous(), None

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import msgspec
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from selfplay.errors import StoreError, TrainerError
 from selfplay.store.atomic import new_folder, store_errors, write_bytes
@@ -52,7 +53,7 @@ def save(trainer: Trainer, folder: Path) -> None:
     if trainer.group.rank == 0:
         with new_folder(folder) as temp, _one_process():
             with store_errors(folder):
-                dcp.save(state, storage_writer=HuggingFaceStorageWriter(str(temp)), no_dist=True)
+                state_dict_saver.save(state, storage_writer=HuggingFaceStorageWriter(str(temp)), no_dist=True)
             write_bytes(temp / RECORD, msgspec.json.encode(_record(trainer)))
     trainer.group.barrier()
 
@@ -61,14 +62,19 @@ def load(trainer: Trainer, folder: Path) -> None:
     """Take the state over from ``folder``; raises `StoreError` or `TrainerError` saying what does not fit."""
     record = _read_record(folder)
     expected = _record(trainer)
-    for field, remedy in (("agents", "seats"), ("lora_rank", "lora.rank"), ("lora_alpha", "lora.alpha"), ("layout", "model or lora.targets")):
+    for field, remedy in (
+        ("agents", "seats"),
+        ("lora_rank", "lora.rank"),
+        ("lora_alpha", "lora.alpha"),
+        ("layout", "model or lora.targets"),
+    ):
         saved, now = getattr(record, field), getattr(expected, field)
         if saved != now:
             raise TrainerError(f"checkpoint {folder} has {field} {saved}, this run has {now}: {remedy} changed")
     state = {name: torch.empty_like(tensor) for name, tensor in _state(trainer).items()}
     try:
         with _one_process(), store_errors(folder):
-            dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+            state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except CheckpointException as e:
         raise StoreError(f"checkpoint {folder} cannot be read: {str(e).splitlines()[0]}") from e
     _apply(trainer, state)
@@ -90,8 +96,8 @@ def _state(trainer: Trainer) -> dict[str, Tensor]:
 def _apply(trainer: Trainer, state: dict[str, Tensor]) -> None:
     for agent, optimizer in trainer.optimizers.items():
         optimizer.flat.copy_(state[f"{agent}.flat"])
-        moments = (state[f"{agent}.{name}"].to(optimizer.flat.device) for name in ("exp_avg", "exp_avg_sq"))
-        optimizer.restore(*moments, int(state[f"{agent}.num_steps"]))
+        exp_avg, exp_avg_sq = (state[f"{agent}.{name}"].to(optimizer.flat.device) for name in ("exp_avg", "exp_avg_sq"))
+        optimizer.restore(exp_avg, exp_avg_sq, int(state[f"{agent}.num_steps"]))
     torch.set_rng_state(state["rng"])
 
 

@@ -34,7 +34,9 @@ class Exporter:
         version = message.version
         adapter = self._policy.adapters.get(version.agent)
         if adapter is None:
-            raise TrainerError(f"{version} cannot be exported: agents here are {', '.join(sorted(self._policy.adapters))}")
+            raise TrainerError(
+                f"{version} cannot be exported: agents here are {', '.join(sorted(self._policy.adapters))}"
+            )
         tensors, config = _on_host(adapter.tensors()), self._policy.layout.adapter_config()
         store = AdapterStore(Path(message.folder))
         older = [v for v in store.versions(version.agent) if v < version]

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore
 
 from selfplay.errors import TrainerError
 
@@ -35,10 +36,12 @@ class RankGroup:
         timeout = datetime.timedelta(seconds=timeout_s)
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
-            store = dist.FileStore(str(runtime / STORE_NAME), world_size)
+            store = FileStore(str(runtime / STORE_NAME), world_size)
             dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
         except (RuntimeError, dist.DistError) as e:
-            raise TrainerError(f"rank {rank} of {world_size} did not meet the others within {timeout_s:.0f} s: {e}") from e
+            raise TrainerError(
+                f"rank {rank} of {world_size} did not meet the others within {timeout_s:.0f} s: {e}"
+            ) from e
         return cls(rank, world_size, device)
 
     def sum(self, tensor: Tensor) -> None:

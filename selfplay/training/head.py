@@ -32,7 +32,7 @@ def frozen_head_logprobs(
 
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, inv_temperature: float, chunk: int
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
@@ -53,6 +53,6 @@ class _FrozenHead(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (grad_hidden,) = ctx.saved_tensors
         return grad_hidden * grad[:, None].to(grad_hidden.dtype), None, None, None, None

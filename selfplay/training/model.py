@@ -91,9 +91,7 @@ class PackedPolicy(nn.Module):
         self._row.set(row.runs, self.adapters)
         hidden = self._decoder(row).last_hidden_state[0]
         weight = self.base.get_output_embeddings().weight
-        return frozen_head_logprobs(
-            hidden[row.predicted_from], weight, row.targets, inv_temperature=inv_temperature
-        )
+        return frozen_head_logprobs(hidden[row.predicted_from], weight, row.targets, inv_temperature=inv_temperature)
 
     @torch.no_grad()
     def probe(self, agent: str, ids: Sequence[int]) -> list[float]:

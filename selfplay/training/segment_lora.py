@@ -19,7 +19,7 @@ class SegmentLora(torch.autograd.Function):
     """``apply(x, weight, bias, scale, bounds, A0, B0, A1, B1, …)``: tokens ``bounds[k]`` use (Ak, Bk)."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scale: float, bounds: Bounds, *adapters: Tensor
     ) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -35,7 +35,7 @@ class SegmentLora(torch.autograd.Function):
         return y.view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight, *saved = ctx.saved_tensors
         grad_rows = grad.reshape(-1, grad.shape[-1])
         grad_x = grad_rows @ weight if ctx.needs_input_grad[0] else None

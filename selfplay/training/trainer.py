@@ -9,6 +9,7 @@ Every rank runs the same collectives in the same order, whatever segments it was
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -43,6 +44,7 @@ class Trainer:
     def step(self, message: TrainStep) -> dict[str, AgentReport]:
         """Run one step; raises `TrainerError` before anything is changed when input or gradient is not sound."""
         self._check(message)
+        self.group.require_equal(f"step {message.step}", _plan_fingerprint(message, self.group.device))
         stats = self._accumulate(message)
         self._reduce(message.agents, stats)
         norms = {agent: self.optimizers[agent].grad_norm(message.step) for agent in message.agents}
@@ -74,7 +76,7 @@ class Trainer:
             sampled, advantages = row.rollout_logprobs[at], row.advantages[at]
             loss = loss + tis_loss(logprobs[at], sampled, advantages, cap=self._cap) / num_actions[agent]
             stats[agent].add(logprobs[at].detach(), sampled, advantages, entropies[at], self._cap)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     def _reduce(self, agents: Sequence[str], stats: Mapping[str, _Stats]) -> None:
         """One flat all-reduce per agent, also for agents that have no token here; then one for all figures."""
@@ -114,10 +116,20 @@ class Trainer:
             raise TrainerError(f"{where}: num_actions {message.num_actions} must count at least one action per agent")
         strangers = sorted({s.agent for m in message.micro_batches for s in m} - set(agents))
         if strangers:
-            raise TrainerError(f"{where}: segments of {strangers}, which are not among the step's agents {list(agents)}")
+            raise TrainerError(
+                f"{where}: segments of {strangers}, which are not among the step's agents {list(agents)}"
+            )
         largest = max((max(s.ids) for m in message.micro_batches for s in m), default=0)
         if largest >= self.policy.vocab_size:
-            raise TrainerError(f"{where}: token {largest} is outside the model's vocabulary of {self.policy.vocab_size}")
+            raise TrainerError(
+                f"{where}: token {largest} is outside the model's vocabulary of {self.policy.vocab_size}"
+            )
+
+
+def _plan_fingerprint(message: TrainStep, device: torch.device) -> Tensor:
+    """What all ranks must agree on before their collectives are allowed to pair up: else agent A could get B's gradient."""
+    plan = (message.step, message.agents, len(message.micro_batches), sorted(message.num_actions.items()))
+    return torch.tensor([zlib.crc32(repr(plan).encode())], device=device)
 
 
 class _Stats:
