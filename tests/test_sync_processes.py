@@ -186,15 +186,15 @@ def encoded(bucket: Bucket) -> str:
 @pytest.mark.parametrize("transport", ["gloo", "shm", "file"])
 def test_a_whole_adapter_arrives_bit_for_bit(steady: OtherProcess, tmp_path: Path, transport: Any) -> None:
     sender, address = joined(steady, "receive", tmp_path, transport=transport)
-    for seed, dtype in ((1, "bfloat16"), (2, "float32"), (3, "bfloat16")):
-        place = address if transport == "gloo" else str(tmp_path / f"pro-{seed}")
+    for seed, dtype in ((1, "bfloat16"), (2, "float32"), (3, "float32")):
+        place = address if transport == "gloo" else str(tmp_path / "weights")
         bucket = bucket_of(seed, dtype, transport, place)
         assert len(bucket.header.layout) == 420
         steady.tell("receive", header=encoded(bucket), timeout_s=20, seed=seed)
         bounded(sender.send, bucket, 20)
         assert steady.answer() == "ok"
     bounded(sender.close)
-    assert not list(tmp_path.glob("pro-*"))
+    assert not list(tmp_path.glob("weights*"))
 
 
 def test_a_tcp_rendezvous_on_loopback_works_too(steady: OtherProcess) -> None:
@@ -360,16 +360,17 @@ def test_files_that_are_not_the_bucket_are_refused(tmp_path: Path) -> None:
     bucket = bucket_of(1, "bfloat16", "shm", str(tmp_path / "b"), layers=1)
     with pytest.raises(SyncError, match=r"nothing appeared at .*/b within 0\.05 s"):
         receiver.receive(bucket.header, 0.05)
-    (tmp_path / "b").write_bytes(b"short")
+    file = tmp_path / f"b.{bucket.header.num_bytes}-{bucket.header.crc32:08x}"
+    file.write_bytes(b"short")
     with pytest.raises(SyncError, match="has 5 bytes; the header says"):
         receiver.receive(bucket.header, 1)
-    (tmp_path / "b").unlink()
+    file.unlink()
     (tmp_path / "real").write_bytes(bytes(bucket.data.numpy()))
-    (tmp_path / "b").symlink_to(tmp_path / "real")
+    file.symlink_to(tmp_path / "real")
     with pytest.raises(SyncError, match="cannot read the adapter"):
         receiver.receive(bucket.header, 1)
-    (tmp_path / "b").unlink()
-    os.mkfifo(tmp_path / "b")
+    file.unlink()
+    os.mkfifo(file)
     with pytest.raises(SyncError, match="has 0 bytes"):
         receiver.receive(bucket.header, 1)
 
@@ -378,14 +379,15 @@ def test_a_received_bucket_is_private_and_the_file_is_not_for_others(tmp_path: P
     bucket = bucket_of(1, "bfloat16", "shm", str(tmp_path / "b"), layers=1)
     sender = make_sender("shm", address="", world_size=2, timeout_s=1)
     sender.send(bucket, 1)
-    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
     data = make_receiver("shm", address="", rank=1, world_size=2, timeout_s=1).receive(bucket.header, 1)
-    with (tmp_path / "b").open("r+b") as f:
+    with file.open("r+b") as f:
         f.write(b"\xff" * 64)
     verify(bucket.header, data)
     sender.close()
     sender.close()
-    assert not (tmp_path / "b").exists()
+    assert not file.exists()
 
 
 def test_a_place_that_cannot_be_written_is_a_sync_error(tmp_path: Path) -> None:

@@ -87,8 +87,10 @@ def test_what_was_built_is_taken_once(staging: Staging[float], receiver: Scripte
     gate = receiver.expect(bucket_of(3))
     staging.begin("pro@1", receiver.buckets[0].header, mean)
     assert staging.staged() == ("pro@1",)
+    assert not staging.ready("pro@1")
     gate.set()
     assert staging.take("pro@1", 20) == 3
+    assert staging.ready("pro@1")
     with pytest.raises(SyncError, match="pro@1 was never begun"):
         staging.take("pro@1", 20)
 

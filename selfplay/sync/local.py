@@ -3,7 +3,8 @@
 ``shm``: in the run's private folder in shared memory, mode 0600. ``file``: fsync'ed on a disk, or a PEFT adapter folder
 of the AdapterStore (start and resume), in which case there is nothing to send: it already lies there.
 
-The file appears by rename, so it is whole when it is seen. It is read into private memory instead of being mapped: a
+The address may be the same for every version: the file's own name carries size and checksum, so a receiver that waits for a
+new version is never given the one before. The file appears by rename, so it is whole when it is seen. It is read into private memory instead of being mapped: a
 mapping would die by SIGBUS if the file were truncated, and would let the sender change a live adapter.
 """
 
@@ -28,7 +29,7 @@ _POLL_S = 0.001
 
 
 class FolderSender:
-    """Writes each bucket to its header's address; the file before it is deleted, and the last one at `close`."""
+    """Writes each bucket beside its header's address; the file before it is deleted, and the last one at `close`."""
 
     def __init__(self, *, durable: bool) -> None:
         self._durable = durable
@@ -37,9 +38,9 @@ class FolderSender:
 
     def send(self, bucket: Bucket, timeout_s: float) -> None:  # noqa: ARG002 (a local write has no peer to wait for)
         """Write and publish by rename; raises `SyncError` when the disk does not take it."""
-        path = Path(bucket.header.address)
-        if path.is_dir():
+        if Path(bucket.header.address).is_dir():
             return
+        path = _file_of(bucket.header)
         if self._left != path:
             self._forget()
         try:
@@ -70,7 +71,7 @@ class FolderReceiver:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                return _read(_file_of(header.address), header)
+                return _read(_file_of(header), header)
             except FileNotFoundError:
                 if time.monotonic() > deadline:
                     raise SyncError(
@@ -85,9 +86,11 @@ class FolderReceiver:
         """Nothing is held between two receives."""
 
 
-def _file_of(address: str) -> Path:
-    path = Path(address)
-    return path / WEIGHTS_NAME if path.is_dir() else path
+def _file_of(header: BucketHeader) -> Path:
+    path = Path(header.address)
+    if path.is_dir():
+        return path / WEIGHTS_NAME
+    return path.with_name(f"{path.name}.{header.num_bytes}-{header.crc32:08x}")
 
 
 def _read(path: Path, header: BucketHeader) -> Tensor:

@@ -85,6 +85,12 @@ class Staging(Generic[T]):
             self._jobs[key] = self._last[header.transport] = job
         threading.Thread(target=self._run, args=(job,), name=f"receive {key}", daemon=True).start()
 
+    def ready(self, key: str) -> bool:
+        """Whether `take` would return or raise at once."""
+        with self._lock:
+            job = self._jobs.get(key)
+        return job is None or job.ended.is_set()
+
     def take(self, key: str, timeout_s: float) -> T:
         """What ``build`` made of ``key``; raises `SyncError` with the cause, or when it is not there in time.
 
