@@ -360,7 +360,7 @@ def test_files_that_are_not_the_bucket_are_refused(tmp_path: Path) -> None:
     bucket = bucket_of(1, "bfloat16", "shm", str(tmp_path / "b"), layers=1)
     with pytest.raises(SyncError, match=r"nothing appeared at .*/b within 0\.05 s"):
         receiver.receive(bucket.header, 0.05)
-    file = tmp_path / f"b.{bucket.header.num_bytes}-{bucket.header.crc32:08x}"
+    file = tmp_path / f"b.{bucket.header.num_bytes}-{bucket.header.crc32:08x}.bucket"
     file.write_bytes(b"short")
     with pytest.raises(SyncError, match="has 5 bytes; the header says"):
         receiver.receive(bucket.header, 1)
@@ -388,6 +388,18 @@ def test_a_received_bucket_is_private_and_the_file_is_not_for_others(tmp_path: P
     sender.close()
     sender.close()
     assert not file.exists()
+
+
+def test_a_folder_serves_as_address_too(tmp_path: Path) -> None:
+    sender = make_sender("shm", address=str(tmp_path), world_size=2, timeout_s=1)
+    receiver = make_receiver("shm", address=str(tmp_path), rank=1, world_size=2, timeout_s=1)
+    for seed in (1, 2):
+        bucket = bucket_of(seed, "bfloat16", "shm", str(tmp_path), layers=1)
+        sender.send(bucket, 1)
+        verify(bucket.header, receiver.receive(bucket.header, 1))
+        assert len(list(tmp_path.iterdir())) == 1
+    sender.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_place_that_cannot_be_written_is_a_sync_error(tmp_path: Path) -> None:

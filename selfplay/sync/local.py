@@ -1,11 +1,12 @@
 """shm and file: the bucket is a file that sender and receivers both see.
 
 ``shm``: in the run's private folder in shared memory, mode 0600. ``file``: fsync'ed on a disk, or a PEFT adapter folder
-of the AdapterStore (start and resume), in which case there is nothing to send: it already lies there.
+of the AdapterStore (start and resume), in which case nobody has to send: it already lies there.
 
-The address may be the same for every version: the file's own name carries size and checksum, so a receiver that waits for a
-new version is never given the one before. The file appears by rename, so it is whole when it is seen. It is read into private memory instead of being mapped: a
-mapping would die by SIGBUS if the file were truncated, and would let the sender change a live adapter.
+The address is a folder, or a path to write beside; it may be the same for every version: the file's own name carries size
+and checksum, so a receiver that waits for a new version is never given the one before. The file appears by rename, so it
+is whole when it is seen. It is read into private memory instead of being mapped: a mapping would die by SIGBUS if the file
+were truncated, and would let the sender change a live adapter.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _POLL_S = 0.001
 
 
 class FolderSender:
-    """Writes each bucket beside its header's address; the file before it is deleted, and the last one at `close`."""
+    """Writes each bucket in or beside its header's address; the file before it is deleted, and the last one at `close`."""
 
     def __init__(self, *, durable: bool) -> None:
         self._durable = durable
@@ -38,8 +39,6 @@ class FolderSender:
 
     def send(self, bucket: Bucket, timeout_s: float) -> None:  # noqa: ARG002 (a local write has no peer to wait for)
         """Write and publish by rename; raises `SyncError` when the disk does not take it."""
-        if Path(bucket.header.address).is_dir():
-            return
         path = _file_of(bucket.header)
         if self._left != path:
             self._forget()
@@ -87,10 +86,12 @@ class FolderReceiver:
 
 
 def _file_of(header: BucketHeader) -> Path:
+    """A published folder's weights start behind their own header, so its buckets have an offset; sent ones have none."""
     path = Path(header.address)
-    if path.is_dir():
+    if header.offset:
         return path / WEIGHTS_NAME
-    return path.with_name(f"{path.name}.{header.num_bytes}-{header.crc32:08x}")
+    name = f"{header.num_bytes}-{header.crc32:08x}.bucket"
+    return path / name if path.is_dir() else path.with_name(f"{path.name}.{name}")
 
 
 def _read(path: Path, header: BucketHeader) -> Tensor:
