@@ -98,7 +98,7 @@ class PolicyConfig(_Section, frozen=True):
     """The policy server."""
 
     engine: Annotated[Literal["auto", "vllm", "transformers"], Meta(description="auto: vllm where it is installed, else transformers; said at start")] = "auto"
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Meta(description="auto: bfloat16, and float32 for tiny")] = "auto"
+    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Meta(description="dtype of the served base; auto: as the model is stored, but float32 on a CPU that only emulates bfloat16")] = "auto"
     max_model_len: Annotated[Count, Meta(description="longest context in tokens; not above the model's own")] = 2048
     max_live_adapters: Annotated[Natural, Meta(description="adapter versions in one engine batch; 0: derived from agents, depth and opponents")] = 0
     max_rank: Annotated[Natural, Meta(description="largest LoRA rank the engine is sized for; 0: lora.rank")] = 0

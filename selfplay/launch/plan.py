@@ -14,9 +14,10 @@ from selfplay.config import Config
 from selfplay.config.derive import check_adapter_slots, check_config, resolve_transport
 from selfplay.controller.publisher import Transport
 from selfplay.errors import ConfigError
-from selfplay.launch.serving import Serving, has_gpu, plan_serving, require_package
+from selfplay.launch.serving import Serving, plan_serving, require_package
 from selfplay.league import Matchmaker
 from selfplay.models import ResolvedModel
+from selfplay.models.machine import has_gpu
 from selfplay.registry import AGENTS, EnvironmentSpec, describe, list_entries
 from selfplay.scoring import Algorithm, load_algorithm
 from selfplay.types import PolicyVersion

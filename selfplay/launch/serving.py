@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Callable
 from typing import Literal
 
@@ -12,6 +11,7 @@ import msgspec
 from selfplay.config import Config, engine_rank
 from selfplay.errors import MissingExtraError
 from selfplay.models import ResolvedModel, resolve_model
+from selfplay.models.machine import auto_dtype, has_gpu
 from selfplay.policy import PolicyServerConfig
 from selfplay.process import RuntimeDir
 
@@ -34,7 +34,7 @@ def plan_serving(config: Config, say: Callable[[str], None]) -> Serving:
     model = resolve_model(config.model, say=say)
     return Serving(
         model=model, engine=engine, device="cuda" if has_gpu() else "cpu",
-        dtype=model.default_dtype if config.policy.dtype == "auto" else config.policy.dtype,
+        dtype=auto_dtype(model.default_dtype) if config.policy.dtype == "auto" else config.policy.dtype,
         max_model_len=min(config.policy.max_model_len, model.max_position_embeddings),
     )  # fmt: skip
 
@@ -49,11 +49,6 @@ def server_config(serving: Serving, config: Config, runtime: RuntimeDir, *, slot
         kv_cache_mb=policy.kv_cache_mb, gpu_memory_utilization=policy.gpu_memory_utilization, threads=policy.threads,
         seed=config.seed, sync_timeout_s=config.sync.timeout_s,
     )  # fmt: skip
-
-
-def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA driver; no CUDA library is loaded to find out."""
-    return shutil.which("nvidia-smi") is not None
 
 
 def require_package(package: str, extra: str, feature: str) -> None:
