@@ -7,7 +7,9 @@ import msgspec
 from selfplay.types import Ended, Episode, Match, SeatAssignment, Span, Turn
 
 
-def seat(name: str, agent: str = "", *, trained: bool = True, player: str = "llm", pin: str | int = "turn") -> SeatAssignment:
+def seat(
+    name: str, agent: str = "", *, trained: bool = True, player: str = "llm", pin: str | int = "turn"
+) -> SeatAssignment:
     return SeatAssignment(seat=name, player=player, agent=agent or name, trained=trained, pin=pin)
 
 
@@ -15,7 +17,14 @@ PRO_CON = (seat("pro"), seat("con"))
 
 
 def turn(
-    seat: str, prompt: tuple[int, ...], sampled: tuple[int, ...], *, agent: str = "", version: int = 0, fork: bool = False, move: str | None = "x"
+    seat: str,
+    prompt: tuple[int, ...],
+    sampled: tuple[int, ...],
+    *,
+    agent: str = "",
+    version: int = 0,
+    fork: bool = False,
+    move: str | None = "x",
 ) -> Turn:
     return Turn(
         seat=seat, agent=agent or seat, round=0, prompt_ids=prompt, sampled_ids=sampled, fork=fork,
@@ -40,7 +49,9 @@ def episode(
 ) -> Episode:
     """A two-seat episode that ``pro`` won, one turn a seat, unless told otherwise."""
     if turns is None:
-        turns = tuple(turn(s.seat, (1, 2), (3, 4), agent=s.agent, version=(versions or {}).get(s.agent, 0)) for s in seats)
+        turns = tuple(
+            turn(s.seat, (1, 2), (3, 4), agent=s.agent, version=(versions or {}).get(s.agent, 0)) for s in seats
+        )
     if rewards is None:
         rewards = {s.seat: 1.0 if i == 0 else -1.0 for i, s in enumerate(seats)}
     return Episode(

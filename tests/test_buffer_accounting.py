@@ -72,7 +72,9 @@ def test_reasons_are_short_printable_classes(reason: str) -> None:
         ledger.fail("0.0", reason)
 
 
-EVENTS = st.lists(st.tuples(st.sampled_from(["start", "store", "fail", "void", "drop", "train", "evict"]), st.integers(0, 5)))
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["start", "store", "fail", "void", "drop", "train", "evict"]), st.integers(0, 5))
+)
 
 
 @given(EVENTS)

@@ -86,7 +86,9 @@ class Loop(RuleBasedStateMachine):
 
     def may_train(self) -> bool:
         ages = [max(self.versions[a] - v for a, v in began.items()) for began in self.in_flight.values()]
-        return not self.unpublished and may_train(waiting=len(self.buffer), batch=self.batch, depth=self.depth, in_flight_staleness=ages)
+        return not self.unpublished and may_train(
+            waiting=len(self.buffer), batch=self.batch, depth=self.depth, in_flight_staleness=ages
+        )
 
     @precondition(lambda self: self.may_train())
     @rule()

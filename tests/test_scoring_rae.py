@@ -112,7 +112,7 @@ def test_an_unknown_algorithm_is_named_with_the_nearest() -> None:
 @pytest.mark.parametrize("target", [lambda config: SimpleNamespace(), "text", None])
 def test_what_is_no_algorithm_is_refused(monkeypatch: pytest.MonkeyPatch, target: Any) -> None:
     offered(monkeypatch, target)
-    with pytest.raises(UserError, match="'mine' of mine 1 .* needs the methods"):
+    with pytest.raises(UserError, match=r"'mine' of mine 1 .* needs the methods"):
         load_algorithm(AlgorithmConfig(name="mine"))
 
 

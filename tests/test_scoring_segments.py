@@ -36,7 +36,11 @@ def test_a_two_turn_game_by_hand() -> None:
 
 
 def test_a_fork_starts_a_new_segment() -> None:
-    turns = (turn("pro", (1,), (2,)), turn("pro", (1, 9), (3,), fork=True, version=1), turn("pro", (4,), (5,), version=2))
+    turns = (
+        turn("pro", (1,), (2,)),
+        turn("pro", (1, 9), (3,), fork=True, version=1),
+        turn("pro", (4,), (5,), version=2),
+    )
     first, second = by_seat(episode_segments(episode(turns=turns), BOTH), "pro")
     assert (first.ids, first.mask, first.versions) == ((1, 2), (0, 1), (0, 0))
     assert (second.ids, second.mask, second.versions) == ((1, 9, 3, 4, 5), (0, 0, 1, 0, 1), (1, 2))
@@ -123,7 +127,9 @@ def games(draw: st.DrawFn) -> Episode:
         if fork or name not in started:
             prompt = (99, *prompt)
         started.add(name)
-        turns.append(turn(name, prompt, draw(TOKENS), version=version, fork=fork, move=draw(st.sampled_from([None, "x"]))))
+        turns.append(
+            turn(name, prompt, draw(TOKENS), version=version, fork=fork, move=draw(st.sampled_from([None, "x"])))
+        )
     return episode(turns=tuple(turns))
 
 
@@ -145,7 +151,9 @@ def test_every_action_stands_behind_what_it_was_sampled_from(game: Episode) -> N
     for name in BOTH:
         got = [(s.ids[:t], s.ids[t]) for s in by_seat(segments, name) for t in range(len(s.ids)) if s.mask[t]]
         assert got == contexts(game, name)
-        assert sum(s.num_actions for s in by_seat(segments, name)) == sum(len(t.sampled_ids) for t in game.turns if t.seat == name)
+        assert sum(s.num_actions for s in by_seat(segments, name)) == sum(
+            len(t.sampled_ids) for t in game.turns if t.seat == name
+        )
     for s in segments:
         assert len(s.ids) == len(s.mask) == len(s.logprobs) == len(s.advantages)
         assert s.mask[0] == 0

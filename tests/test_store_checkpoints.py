@@ -69,9 +69,14 @@ def test_the_last_few_are_kept(folder: Folder) -> None:
 
 def test_a_failure_while_saving_leaves_nothing_and_the_old_one_stands(folder: Folder) -> None:
     folder.save(1)
-    with pytest.raises(RuntimeError, match="rank died"), folder.checkpoints.writing(state(2)) as path:
-        (path / "half").write_text("x")
-        raise RuntimeError("rank died")
+
+    def save_half() -> None:
+        with folder.checkpoints.writing(state(2)) as path:
+            (path / "half").write_text("x")
+            raise RuntimeError("rank died")
+
+    with pytest.raises(RuntimeError, match="rank died"):
+        save_half()
     assert [p.name for p in folder.root.iterdir()] == ["1"]
     assert folder.latest_step() == 1
 
@@ -126,7 +131,16 @@ def damage_layout(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [damage_missing, damage_byte, damage_extra, damage_state, damage_no_state, damage_link, damage_mixed, damage_layout],
+    [
+        damage_missing,
+        damage_byte,
+        damage_extra,
+        damage_state,
+        damage_no_state,
+        damage_link,
+        damage_mixed,
+        damage_layout,
+    ],
 )
 def test_a_damaged_newest_is_skipped_with_a_message(folder: Folder, damage: object) -> None:
     folder.save(1)

@@ -105,7 +105,9 @@ def test_a_cut_at_every_byte_loses_no_acknowledged_record(tmp_path: Path) -> Non
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=6), st.data())
-def test_a_flipped_byte_is_never_read_as_something_else(tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes], data: st.DataObject) -> None:
+def test_a_flipped_byte_is_never_read_as_something_else(
+    tmp_path_factory: pytest.TempPathFactory, payloads: list[bytes], data: st.DataObject
+) -> None:
     folder = tmp_path_factory.mktemp("log")
     write_log(folder, payloads)
     path = next(folder.glob("*.log"))
@@ -204,7 +206,10 @@ def test_damage_in_a_finished_file_is_found_when_it_is_read(tmp_path: Path) -> N
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1
     path.write_bytes(raw)
-    with open_log(tmp_path, write=False) as log, pytest.raises(StoreError, match=r"000000000000\.log is damaged at offset"):
+    with (
+        open_log(tmp_path, write=False) as log,
+        pytest.raises(StoreError, match=r"000000000000\.log is damaged at offset"),
+    ):
         list(log.read_from(0))
 
 
@@ -242,7 +247,9 @@ def test_a_crash_between_two_files_is_no_damage(tmp_path: Path) -> None:
 # ── a disk that refuses ──────────────────────────────────────────────────────────────────────────
 
 
-def test_a_full_disk_acknowledges_nothing_and_leaves_the_log_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_acknowledges_nothing_and_leaves_the_log_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write = os.write
     with open_log(tmp_path) as log:
         log.append(b"safe")
@@ -261,7 +268,9 @@ def test_a_full_disk_acknowledges_nothing_and_leaves_the_log_whole(tmp_path: Pat
     assert contents(tmp_path) == [b"safe", b"after"]
 
 
-def test_after_an_fsync_that_cannot_be_undone_nothing_more_is_acknowledged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_fsync_that_cannot_be_undone_nothing_more_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with open_log(tmp_path) as log:
         log.append(b"safe")
 

@@ -137,7 +137,11 @@ print(json.dumps([heavy, events.Tags()["scalars"], [(e.step, e.value) for e in e
 def test_tensorboard_reads_the_same_numbers_and_nothing_heavy_is_loaded(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     done = subprocess.run(
-        [sys.executable, "-c", READ_EVENTS, str(tmp_path)], capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        [sys.executable, "-c", READ_EVENTS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stderr
     heavy, tags, loss = json.loads(done.stdout.splitlines()[-1])

@@ -29,8 +29,20 @@ def create(runs_dir: str | Path, name: str = "first") -> RunFolder:
 
 def test_the_layout(tmp_path: Path) -> None:
     with create(tmp_path) as run:
-        assert {p.name for p in run.path.iterdir()} == {"config.toml", "manifest.json", "episodes", "adapters", "checkpoints", "logs", ".lock"}
-        assert (run.metrics_path.name, run.league_path.name, run.tensorboard.name) == ("metrics.jsonl", "league.sqlite", "tensorboard")
+        assert {p.name for p in run.path.iterdir()} == {
+            "config.toml",
+            "manifest.json",
+            "episodes",
+            "adapters",
+            "checkpoints",
+            "logs",
+            ".lock",
+        }
+        assert (run.metrics_path.name, run.league_path.name, run.tensorboard.name) == (
+            "metrics.jsonl",
+            "league.sqlite",
+            "tensorboard",
+        )
         assert run.config() == CONFIG
         assert load_config(run.config_path) == CONFIG
 
@@ -70,7 +82,27 @@ def test_good_names(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "../../x", "/abs", "a/b", "a\\b", "a\0b", "a\nb", "x" * 300, "débat", "раn", "CON", "nul.txt", ".hidden", "-rf", "a b", "end.", "$(id)"],
+    [
+        "",
+        ".",
+        "..",
+        "../../x",
+        "/abs",
+        "a/b",
+        "a\\b",
+        "a\0b",
+        "a\nb",
+        "x" * 300,
+        "débat",
+        "раn",
+        "CON",
+        "nul.txt",
+        ".hidden",
+        "-rf",
+        "a b",
+        "end.",
+        "$(id)",
+    ],
 )
 def test_bad_names_are_one_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="is not allowed") as e:
@@ -82,7 +114,7 @@ def test_bad_names_are_one_line(tmp_path: Path, name: str) -> None:
 
 def test_a_taken_name_is_refused_and_left_alone(tmp_path: Path) -> None:
     create(tmp_path).close()
-    with pytest.raises(ConfigError, match="'first' exists .* selfplay resume"):
+    with pytest.raises(ConfigError, match=r"'first' exists .* selfplay resume"):
         create(tmp_path)
     assert RunFolder.open(tmp_path / "first").config() == CONFIG
 
@@ -139,7 +171,10 @@ def test_the_lock_holds_within_one_process_too(tmp_path: Path) -> None:
 def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
     run = create(tmp_path)
     child = subprocess.Popen(
-        [sys.executable, "-c", "print(1, flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False
+        [sys.executable, "-c", "print(1, flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        close_fds=False,
     )
     with child:
         assert child.stdout is not None

@@ -7,8 +7,8 @@ from selfplay.config.schema import Config
 
 __all__ = [
     "Config",
-    "check_config",
     "changed_keys",
+    "check_config",
     "config_from_tree",
     "describe_config",
     "dump_toml",

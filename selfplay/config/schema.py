@@ -55,8 +55,13 @@ class TrainConfig(_Section, frozen=True):
     weight_decay: Annotated[NonNegative, Meta(description="AdamW weight decay, on adapters only")] = 0.0
     clip_norm: Annotated[Positive, Meta(description="gradient norm clip, per agent")] = 1.0
     warmup_steps: Annotated[Natural, Meta(description="linear warm-up steps, counted per agent")] = 0
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Meta(description="dtype of the frozen base; adapters stay float32. auto: as the policy engine")] = "auto"
-    shard: Annotated[Literal["auto", "base", "none"], Meta(description="FSDP2: shard the frozen base, or keep it whole on each rank")] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Meta(description="dtype of the frozen base; adapters stay float32. auto: as the policy engine"),
+    ] = "auto"
+    shard: Annotated[
+        Literal["auto", "base", "none"], Meta(description="FSDP2: shard the frozen base, or keep it whole on each rank")
+    ] = "auto"
     micro_batch_tokens: Annotated[Count, Meta(description="tokens of one packed row (one forward and backward)")] = 4096
     activation_checkpointing: Annotated[bool, Meta(description="recompute activations: less memory, more time")] = False
     threads: Annotated[Count, Meta(description="CPU threads of each rank")] = 1
@@ -68,13 +73,20 @@ class AlgorithmConfig(_Section, frozen=True):
 
     name: Annotated[str, Meta(description="registered algorithm: rae (role-conditioned REINFORCE)")] = "rae"
     baseline_decay: Annotated[float, Meta(ge=0, lt=1, description="decay of the (agent, seat) reward baseline")] = 0.95
-    tis_cap: Annotated[Positive, Meta(description="truncated importance sampling: cap on trainer/rollout probability ratio")] = 2.0
+    tis_cap: Annotated[
+        Positive, Meta(description="truncated importance sampling: cap on trainer/rollout probability ratio")
+    ] = 2.0
 
 
 class BufferConfig(_Section, frozen=True):
     """Whole episodes between generation and training."""
 
-    depth: Annotated[Natural, Meta(description="batches generation may run ahead: 0 synchronous, 1 double buffer, K bounded; also the deepest version lag")] = 1
+    depth: Annotated[
+        Natural,
+        Meta(
+            description="batches generation may run ahead: 0 synchronous, 1 double buffer, K bounded; also the deepest version lag"
+        ),
+    ] = 1
     max_episodes: Annotated[Count, Meta(description="most episodes held")] = 4096
     max_bytes: Annotated[Count, Meta(description="most bytes held")] = 256 << 20
 
@@ -86,21 +98,39 @@ class RolloutConfig(_Section, frozen=True):
     concurrency: Annotated[Count, Meta(description="episodes at once in each worker")] = 16
     temperature: Annotated[Positive, Meta(description="sampling temperature; training uses the same")] = 1.0
     max_tokens: Annotated[Natural, Meta(description="tokens per move; 0: what the environment declares")] = 0
-    max_turns: Annotated[Natural, Meta(description="turns per episode before it is truncated; 0: what the environment declares")] = 0
-    max_episode_tokens: Annotated[Count, Meta(description="prompt and sampled tokens per episode before it is truncated")] = 65_536
-    episode_timeout_s: Annotated[Positive, Meta(description="wall-clock limit of an episode before it is truncated")] = 300.0
+    max_turns: Annotated[
+        Natural, Meta(description="turns per episode before it is truncated; 0: what the environment declares")
+    ] = 0
+    max_episode_tokens: Annotated[
+        Count, Meta(description="prompt and sampled tokens per episode before it is truncated")
+    ] = 65_536
+    episode_timeout_s: Annotated[
+        Positive, Meta(description="wall-clock limit of an episode before it is truncated")
+    ] = 300.0
     request_timeout_s: Annotated[Positive, Meta(description="limit of one generation request")] = 120.0
-    max_restarts: Annotated[Natural, Meta(description="restarts of environment workers in a run before it ends with a fault")] = 5
+    max_restarts: Annotated[
+        Natural, Meta(description="restarts of environment workers in a run before it ends with a fault")
+    ] = 5
     max_failures: Annotated[Natural, Meta(description="failed episodes in a row before the run ends with a fault")] = 20
 
 
 class PolicyConfig(_Section, frozen=True):
     """The policy server."""
 
-    engine: Annotated[Literal["auto", "vllm", "transformers"], Meta(description="auto: vllm where it is installed, else transformers; said at start")] = "auto"
-    dtype: Annotated[Literal["auto", "float32", "bfloat16"], Meta(description="dtype of the served base; auto: as the model is stored, but float32 on a CPU that only emulates bfloat16")] = "auto"
+    engine: Annotated[
+        Literal["auto", "vllm", "transformers"],
+        Meta(description="auto: vllm where it is installed, else transformers; said at start"),
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16"],
+        Meta(
+            description="dtype of the served base; auto: as the model is stored, but float32 on a CPU that only emulates bfloat16"
+        ),
+    ] = "auto"
     max_model_len: Annotated[Count, Meta(description="longest context in tokens; not above the model's own")] = 2048
-    max_live_adapters: Annotated[Natural, Meta(description="adapter versions in one engine batch; 0: derived from agents, depth and opponents")] = 0
+    max_live_adapters: Annotated[
+        Natural, Meta(description="adapter versions in one engine batch; 0: derived from agents, depth and opponents")
+    ] = 0
     max_rank: Annotated[Natural, Meta(description="largest LoRA rank the engine is sized for; 0: lora.rank")] = 0
     max_num_seqs: Annotated[Count, Meta(description="sequences in one engine batch")] = 64
     kv_cache_mb: Annotated[Count, Meta(description="KV cache of the CPU engine")] = 512
@@ -112,10 +142,22 @@ class PolicyConfig(_Section, frozen=True):
 class SyncConfig(_Section, frozen=True):
     """How adapter versions reach the engine."""
 
-    transport: Annotated[Literal["auto", "nccl", "gloo", "shm", "file"], Meta(description="auto: nccl on GPUs, gloo on CPU")] = "auto"
-    interrupt: Annotated[Literal["turn", "episode"], Meta(description="turn: a new version answers from the next turn on; episode: one version per agent and episode")] = "turn"
+    transport: Annotated[
+        Literal["auto", "nccl", "gloo", "shm", "file"], Meta(description="auto: nccl on GPUs, gloo on CPU")
+    ] = "auto"
+    interrupt: Annotated[
+        Literal["turn", "episode"],
+        Meta(
+            description="turn: a new version answers from the next turn on; episode: one version per agent and episode"
+        ),
+    ] = "turn"
     timeout_s: Annotated[Positive, Meta(description="longest one sync may take before it is given up")] = 60.0
-    probe_mean: Annotated[NonNegative, Meta(description="bound on mean |Δlogprob| trainer against engine after each sync; 0: by dtype (0.02 in float32, 0.15 in bfloat16)")] = 0.0
+    probe_mean: Annotated[
+        NonNegative,
+        Meta(
+            description="bound on mean |Δlogprob| trainer against engine after each sync; 0: by dtype (0.02 in float32, 0.15 in bfloat16)"
+        ),
+    ] = 0.0
 
 
 class JuryConfig(_Section, frozen=True):
@@ -142,7 +184,9 @@ class Config(_Section, frozen=True):
     name: Annotated[str, Meta(description="run name; empty: environment and time")] = ""
     runs_dir: Annotated[str, Meta(description="where run folders are made")] = "runs"
     seed: Annotated[int, Meta(ge=0, lt=2**31, description="decides matches, environments and initial adapters")] = 0
-    stall_timeout_s: Annotated[Positive, Meta(description="the run ends with a fault when nothing moved for so long")] = 300.0
+    stall_timeout_s: Annotated[
+        Positive, Meta(description="the run ends with a fault when nothing moved for so long")
+    ] = 300.0
     seats: Annotated[dict[str, SeatConfig], Meta(description="seat → who sits there")] = {}
     agents: Annotated[dict[str, AgentConfig], Meta(description="agent → what it does differently")] = {}
     lora: LoraConfig = LoraConfig()

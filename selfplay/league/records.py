@@ -138,11 +138,16 @@ class LeagueRecords:
                 new += self._insert(game_record(episode))
         return new
 
-    def games(self, env: str | None = None) -> Iterator[GameRecord]:
-        """All games in the order they were recorded."""
+    def games(self, env: str | None = None, last: int | None = None) -> Iterator[GameRecord]:
+        """All games, or the ``last`` ones, in the order they were recorded."""
+        where, args = ("", ()) if env is None else ("WHERE env = ?", (env,))
+        newest = f"SELECT rowid AS place, * FROM games {where} ORDER BY place DESC LIMIT ?"
+        columns = ", ".join(_COLUMNS)
         with _sqlite_errors(self._path):
-            where, args = ("WHERE env = ?", (env,)) if env is not None else ("", ())
-            for row in self._db.execute(f"SELECT * FROM games {where} ORDER BY rowid", args):
+            rows = self._db.execute(
+                f"SELECT {columns} FROM ({newest}) ORDER BY place", (*args, -1 if last is None else last)
+            )
+            for row in rows:
                 yield _from_row(row)
 
     def __len__(self) -> int:
@@ -152,8 +157,7 @@ class LeagueRecords:
     def seat_shares(self, last: int | None = None) -> dict[str, SeatShare]:
         """Seat → results, over all games or the ``last`` ones. Games of a player against itself count: they show a seat's edge."""
         shares: dict[str, SeatShare] = {}
-        games = list(self.games())
-        for game in games[-last:] if last is not None else games:
+        for game in self.games(last=last):
             for seat in game.players:
                 _count(shares.setdefault(seat, SeatShare()), game, seat, [s for s in game.players if s != seat])
         return shares

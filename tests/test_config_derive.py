@@ -1,0 +1,92 @@
+"""Combinations of settings that can never run are refused in one line before any model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfplay.config import check_config, engine_rank, live_adapter_slots, load_config, resolve_transport
+from selfplay.config.derive import check_adapter_slots
+from selfplay.errors import ConfigError
+
+
+def test_the_defaults_can_run() -> None:
+    check_config(load_config(None, ["env=debate-v0"]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["env="], "env is empty"),
+        (["env=  "], "env is empty"),
+        (["model="], "model is empty"),
+        (["lora.rank=12", "policy.max_rank=8"], r"lora.rank=12 is above policy.max_rank=8"),
+        (["lora.targets=[]"], "lora.targets is empty"),
+        (['lora.targets=["q_porj"]'], "unknown projection 'q_porj'; did you mean 'q_proj'"),
+        (['lora.targets=["lm_head"]'], "unknown projection 'lm_head'"),
+        (['lora.targets=["q_proj", "q_proj"]'], "twice"),
+        (["train.betas=[0.9, 1.0]"], "train.betas"),
+        (["train.betas=[-0.1, 0.9]"], "train.betas"),
+        (["train.batch=9", "buffer.max_episodes=8"], r"train.batch=9 is above buffer.max_episodes=8"),
+        (
+            ["train.batch=8", "buffer.depth=3", "buffer.max_episodes=31"],
+            r"\(buffer.depth 3 \+ 1\) × train.batch 8 = 32",
+        ),
+        (["rollout.max_tokens=2048"], "leaves no room for a prompt"),
+        (["jury.agent=api"], "needs jury.api_base and jury.api_model"),
+        (["jury.agent=pro"], "must be base, api, or a frozen version"),
+        (["jury.agent=pro@x"], "not a policy version"),
+        (["agents.CON.lr=1"], "agent name 'CON' is not allowed"),
+    ],
+)
+def test_what_can_never_run(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as e:
+        check_config(load_config(None, ["env=debate-v0", *overrides]))
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["lora.rank=8", "policy.max_rank=8"],
+        ["train.batch=8", "buffer.depth=0", "buffer.max_episodes=8"],
+        ["jury.agent=pro@3"],
+        ["jury.agent=api", "jury.api_base=local", "jury.api_model=m"],
+        ["train.betas=[0.0, 0.0]"],
+        ["train.steps=0"],
+    ],
+    ids=str,
+)
+def test_what_just_can(overrides: list[str]) -> None:
+    check_config(load_config(None, ["env=debate-v0", *overrides]))
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpu", "used"),
+    [("auto", True, "nccl"), ("auto", False, "gloo"), ("shm", True, "shm"), ("file", False, "file")],
+)
+def test_the_transport(asked: str, gpu: bool, used: str) -> None:
+    assert resolve_transport(load_config(None, [f"sync.transport={asked}"]), has_gpu=gpu) == used
+
+
+def test_nccl_without_a_gpu_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sync.transport=nccl needs a GPU"):
+        resolve_transport(load_config(None, ["sync.transport=nccl"]), has_gpu=False)
+
+
+@pytest.mark.parametrize(("trained", "depth", "frozen", "slots"), [(2, 1, 0, 6), (2, 0, 1, 5), (1, 4, 2, 8)])
+def test_adapter_slots(trained: int, depth: int, frozen: int, slots: int) -> None:
+    assert live_adapter_slots(trained, depth, frozen) == slots
+    config = load_config(None, [f"buffer.depth={depth}"])
+    assert check_adapter_slots(config, num_trained=trained, num_frozen=frozen) == slots
+
+
+def test_too_few_adapter_slots_are_refused_with_the_arithmetic() -> None:
+    config = load_config(None, ["policy.max_live_adapters=5"])
+    with pytest.raises(ConfigError, match=r"2 trained agents × \(buffer.depth 1 \+ 2\) \+ 0 frozen = 6"):
+        check_adapter_slots(config, num_trained=2, num_frozen=0)
+    assert check_adapter_slots(config, num_trained=1, num_frozen=0) == 5
+
+
+def test_the_engine_is_sized_for_the_rank() -> None:
+    assert engine_rank(load_config(None, ["lora.rank=12"])) == 12
+    assert engine_rank(load_config(None, ["lora.rank=12", "policy.max_rank=16"])) == 16
