@@ -1,0 +1,159 @@
+"""``selfplay bench sync``: what publishing a new adapter costs, on the real vLLM engine.
+
+    throughput_while_publishing   the same generation with two publications a second, against none
+    engine_blocked_ms             how long the engine's own loop is held up, per 10 MB of adapter
+    lost_ms_per_publication       generation time lost per publication, whatever the cause
+    memory_vs_file                trainer's tensors → first token of the new version: in memory against by disk
+    publish_TRANSPORT_p50, _p99   the same by each transport, engine idle
+
+The load samples a fixed number of tokens from the base and two other adapters, so both runs do the same work. By disk
+means save, fsync and rename, then vLLM's own loader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+
+from selfplay.bench.report import Row
+from selfplay.bench.sync_site import Route, Site
+from selfplay.models import resolve_model
+from selfplay.models.cache import cache_folder
+from selfplay.process import RuntimeDir
+
+MODEL, QUICK_MODEL = "smollm2-135m", "tiny"
+PUBLISH_EVERY_S = 0.5
+REFERENCE_BYTES = 10e6
+
+
+class Size(msgspec.Struct, frozen=True, kw_only=True):
+    """How much is measured."""
+
+    model: str
+    publications: int
+    """Of each route, engine idle."""
+    requests: int
+    """Replies in one run of the load."""
+    pairs: int
+    """Runs with and without publications."""
+
+
+FULL = Size(model=MODEL, publications=30, requests=160, pairs=5)
+QUICK = Size(model=QUICK_MODEL, publications=3, requests=48, pairs=1)
+
+
+def run(quick: bool) -> list[Row]:
+    """The rows named above; ``quick`` uses the tiny model and few repeats."""
+    return asyncio.run(_measure(QUICK if quick else FULL))
+
+
+async def _measure(size: Size) -> list[Row]:
+    model, runtime = resolve_model(size.model), RuntimeDir.create()
+    try:
+        with tempfile.TemporaryDirectory(prefix="bench-sync-", dir=cache_folder()) as disk:
+            async with Site.open(model, runtime.path, Path(disk)) as site:
+                await site.generate_all(size.requests // 4)
+                return [*await _under_load(site, size), *await _idle(site, size)]
+    finally:
+        runtime.remove()
+
+
+async def _under_load(site: Site, size: Size) -> list[Row]:
+    """Runs of the same work in turn, so that a slow minute of the machine falls on both."""
+    ratios, lost_ms, speeds = [], [], []
+    site.blocked_ms.clear()
+    for i in range(size.pairs):
+        runs: dict[bool, tuple[float, int]] = {}
+        for publishing in (False, True) if i % 2 == 0 else (True, False):
+            runs[publishing] = await _timed_load(site, size.requests, publishing)
+        (quiet_s, _), (busy_s, count) = runs[False], runs[True]
+        ratios.append(quiet_s / busy_s)
+        lost_ms.append((busy_s - quiet_s) * 1e3 / max(1, count))
+        speeds.append(size.requests / busy_s)
+    blocked = [ms * REFERENCE_BYTES / site.num_bytes for ms in site.blocked_ms]
+    return [
+        Row(
+            name="throughput_while_publishing", value=statistics.median(speeds), unit="replies/s",
+            ratio=statistics.median(ratios), reference="the same load without publications", repeats=size.pairs,
+        ),
+        Row(
+            name="engine_blocked_ms", value=statistics.median(blocked), unit="ms/10 MB",
+            reference="time in which the engine's loop registers an adapter", repeats=len(blocked),
+        ),
+        Row(
+            name="lost_ms_per_publication", value=statistics.median(lost_ms), unit="ms",
+            reference="longer duration of the load, per publication", repeats=size.pairs,
+        ),
+    ]  # fmt: skip
+
+
+async def _timed_load(site: Site, requests: int, publishing: bool) -> tuple[float, int]:
+    """(seconds of the load, publications during it)."""
+    if not publishing:
+        return await site.generate_all(requests), 0
+    done = asyncio.Event()
+    publisher = asyncio.create_task(_publish_until(site, done))
+    try:
+        elapsed_s = await site.generate_all(requests)
+    finally:
+        done.set()
+    return elapsed_s, await publisher
+
+
+async def _publish_until(site: Site, done: asyncio.Event) -> int:
+    count = 0
+    while not done.is_set():
+        start = time.perf_counter()
+        await site.publish("gloo")
+        count += 1
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(done.wait(), max(0.0, PUBLISH_EVERY_S - (time.perf_counter() - start)))
+    return count
+
+
+async def _idle(site: Site, size: Size) -> list[Row]:
+    """Every route in turn, engine idle."""
+    routes: dict[str, Callable[[], Awaitable[float]]] = {r: _publisher(site, r) for r in get_args(Route)}
+    routes["disk"] = site.publish_by_disk
+    times: dict[str, list[float]] = {name: [] for name in routes}
+    for number in range(size.publications + 1):
+        for name, publish in routes.items():
+            elapsed_ms = await publish()
+            if number:  # the first of each is a warm-up
+                times[name].append(elapsed_ms)
+    by_disk = statistics.median(times["disk"])
+    rows = [
+        Row(
+            name="memory_vs_file", value=statistics.median(times["gloo"]), unit="ms", repeats=size.publications,
+            ratio=by_disk / statistics.median(times["gloo"]), reference="save, fsync, vLLM's disk loader",
+        )
+    ]  # fmt: skip
+    for name, taken in times.items():
+        p50, p99 = percentiles(taken)
+        rows += [
+            Row(
+                name=f"publish_{name}_{which}", value=value, unit="ms", repeats=size.publications,
+                ratio=by_disk / value if which == "p50" else None,
+                reference="save, fsync, vLLM's disk loader (p50)" if which == "p50" else "",
+            )
+            for which, value in (("p50", p50), ("p99", p99))
+        ]  # fmt: skip
+    return rows
+
+
+def _publisher(site: Site, route: Route) -> Callable[[], Awaitable[float]]:
+    return lambda: site.publish(route)
+
+
+def percentiles(values: Sequence[float]) -> tuple[float, float]:
+    """(median, 99th percentile); the largest value where there are fewer than a hundred."""
+    ordered = sorted(values)
+    return statistics.median(ordered), ordered[min(len(ordered) - 1, int(len(ordered) * 0.99))]

@@ -1,0 +1,193 @@
+"""What ``selfplay bench sync`` measures on: the real vLLM engine, a sender per transport, and a constant load.
+
+In: a resolved model. Out: times of single publications, by transport and by vLLM's ordinary disk route, and of a fixed
+amount of generation. Everything runs through the same classes as a training run; only the trainer is left out, its
+tensors are made up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from selfplay.agent import Sampling
+from selfplay.errors import RunError
+from selfplay.models import ResolvedModel
+from selfplay.models.machine import auto_dtype
+from selfplay.store.atomic import new_folder
+from selfplay.wire.messages import JoinWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from selfplay.policy.vllm_engine import VllmEngine
+    from selfplay.sync import DtypeName, Sender, TransportName
+
+RANKS = {"float32": 8, "bfloat16": 16}
+"""By dtype, so that an adapter on all projections of SmolLM2-135M has 9.8 MB either way."""
+PROMPT_TOKENS, REPLY_TOKENS = 48, 24
+CONCURRENCY = 16
+TIMEOUT_S = 60.0
+LOADED = ("one@0", "two@0")
+"""Adapters the load samples from, besides the base."""
+
+Route = Literal["gloo", "shm", "file"]
+
+
+class Site:
+    """One engine with its senders. ``async with Site.open(...) as site``."""
+
+    def __init__(self, engine: VllmEngine, model: ResolvedModel, dtype: DtypeName, memory: Path, disk: Path) -> None:
+        self.engine, self._dtype, self._memory, self._disk = engine, dtype, memory, disk
+        self.tensors = adapter_tensors(model, RANKS[dtype])
+        self.config: dict[str, Any] = {
+            "r": RANKS[dtype], "lora_alpha": 2 * RANKS[dtype], "target_modules": list(model.linear_names), "peft_type": "LORA",
+        }  # fmt: skip
+        self._numbers = itertools.count()
+        self._senders: dict[str, Sender] = {}
+        self.blocked_ms: list[float] = []
+        self.num_bytes = 0
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, model: ResolvedModel, memory: Path, disk: Path) -> AsyncIterator[Site]:
+        """Start the engine, join the group and install the adapters of the load. ``memory``: the runtime folder."""
+        from selfplay.policy import environ
+        from selfplay.policy.settings import PolicyServerConfig
+
+        dtype = auto_dtype(model.default_dtype)
+        config = PolicyServerConfig(
+            address=f"ipc://{memory}/unused", runtime_dir=str(memory), model=str(model.path), engine="vllm",
+            dtype=dtype, max_model_len=256, max_live_adapters=4, max_installed=8, max_rank=RANKS[dtype],
+            max_num_seqs=CONCURRENCY, kv_cache_mb=256, targets=model.linear_names,
+        )  # fmt: skip
+        environ.apply(config)
+        from selfplay.policy.vllm_engine import VllmEngine
+
+        site = cls(VllmEngine(config), model, dtype, memory, disk)
+        try:
+            await site.engine.start()
+            await site._join()
+            for name in LOADED:
+                await site.install(name, "gloo")
+            yield site
+        finally:
+            for sender in site._senders.values():
+                sender.close()
+            await site.engine.close()
+
+    async def publish(self, route: Route) -> float:
+        """Milliseconds from the trainer's tensors to the first token of the new version; the version is dropped after."""
+        name = f"new@{next(self._numbers)}"
+        start = time.perf_counter()
+        await self.install(name, route)
+        await self.sample(name, name, 1)
+        elapsed_ms = (time.perf_counter() - start) * 1e3
+        await self.engine.drop(name)
+        return elapsed_ms
+
+    async def publish_by_disk(self) -> float:
+        """The same by the usual way: save, fsync and rename, then a request that names the folder, which vLLM loads."""
+        from selfplay.sync import save_adapter
+
+        name = f"disk@{next(self._numbers)}"
+        start = time.perf_counter()
+
+        def save() -> None:
+            import torch
+
+            with new_folder(self._disk / name) as folder:
+                save_adapter(folder, self.tensors, self.config, dtype=getattr(torch, self._dtype))
+
+        await asyncio.to_thread(save)
+        request = self._disk_request(name)
+        self.engine._adapters[name] = request
+        await self.sample(name, name, 1)
+        elapsed_ms = (time.perf_counter() - start) * 1e3
+        del self.engine._adapters[name]
+        await self.engine._engine.remove_lora(request.lora_int_id)
+        return elapsed_ms
+
+    async def install(self, name: str, route: Route) -> None:
+        """Pack, announce, send and commit, as a controller and a trainer do it."""
+        from selfplay.sync import pack
+
+        address = str(self._disk / "weights" if route == "file" else self._memory / "weights")
+        bucket = await asyncio.to_thread(
+            pack, self.tensors, dtype=self._dtype, transport=route, address=address, adapter_config=self.config
+        )
+        await self.engine.begin_install(name, bucket.header)
+        await asyncio.to_thread(self._senders[route].send, bucket, TIMEOUT_S)
+        timings = await self.engine.commit_install(name, TIMEOUT_S)
+        self.blocked_ms.append(timings["blocked_ms"])
+        self.num_bytes = bucket.header.num_bytes
+
+    async def sample(self, request: str, adapter: str | None, num_tokens: int) -> None:
+        """Sample exactly ``num_tokens`` after a prompt that depends on the request only."""
+        start = sum(request.encode()) % 200
+        ids = [start + i % 50 for i in range(PROMPT_TOKENS)]
+        out = await self.engine.generate(request, ids, Sampling(max_tokens=num_tokens, seed=start), (), adapter)
+        if len(out.ids) != num_tokens:
+            raise RunError(f"the engine sampled {len(out.ids)} tokens where {num_tokens} were asked for")
+
+    async def generate_all(self, num_requests: int) -> float:
+        """Seconds for ``num_requests`` replies, `CONCURRENCY` at a time, spread over the base and the loaded adapters."""
+        run, waiting = next(self._numbers), iter(range(num_requests))
+
+        async def client() -> None:
+            for i in waiting:
+                await self.sample(f"load-{run}-{i}", (None, *LOADED)[i % (1 + len(LOADED))], REPLY_TOKENS)
+
+        start = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(CONCURRENCY)))
+        return time.perf_counter() - start
+
+    async def _join(self) -> None:
+        address = f"file://{self._memory}/weights-rendezvous"
+        join = JoinWeights(
+            request=0, transport="gloo", address=address, rank=1, world_size=2, timeout_s=TIMEOUT_S
+        )  # fmt: skip
+        sender, _ = await asyncio.gather(asyncio.to_thread(_sender, "gloo", address), self.engine.join_weights(join))
+        self._senders = {"gloo": sender, "shm": _sender("shm", ""), "file": _sender("file", "")}
+
+    def _disk_request(self, name: str) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        return LoRARequest(name, next(self.engine._ids), str(self._disk / name))
+
+
+def adapter_tensors(model: ResolvedModel, rank: int) -> dict[str, Tensor]:
+    """Random LoRA matrices for every projection of the model, float32 as a trainer has them."""
+    import torch
+
+    generator, out = torch.Generator().manual_seed(0), {}
+    for name, (rows, columns) in sorted(projections(model).items()):
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        out[f"{stem}.lora_A.weight"] = torch.randn(rank, columns, generator=generator) / columns**0.5
+        out[f"{stem}.lora_B.weight"] = torch.randn(rows, rank, generator=generator) * 0.01
+    return out
+
+
+def projections(model: ResolvedModel) -> dict[str, tuple[int, int]]:
+    """Name → (outputs, inputs) of the matrices a LoRA adapter is put on, read from the weight files' headers."""
+    found: dict[str, tuple[int, int]] = {}
+    for path in sorted(model.path.glob("*.safetensors")):
+        with path.open("rb") as f:
+            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        for name, entry in header.items():
+            if name.split(".")[-2:-1] and name.split(".")[-2] in model.linear_names and name.endswith(".weight"):
+                rows, columns = entry["shape"]
+                found[name] = (rows, columns)
+    return found
+
+
+def _sender(transport: TransportName, address: str) -> Sender:
+    from selfplay.sync import make_sender
+
+    return make_sender(transport, address=address, world_size=2, timeout_s=TIMEOUT_S)
