@@ -111,7 +111,7 @@ class FlatAdapter(nn.Module):
 
     def matrices(self) -> list[Tensor]:
         """A, B, A, B, … in flat order, attached to the graph: their gradients arrive in ``flat.grad``."""
-        parts = torch.split(self.flat, self.layout.sizes)
+        parts = torch.split(self.flat, list(self.layout.sizes))
         return [part.view(shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
 
     def tensors(self) -> dict[str, Tensor]:

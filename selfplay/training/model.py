@@ -43,7 +43,7 @@ def load_policy(
         folder, dtype=dtype, attn_implementation="eager", local_files_only=True, use_safetensors=True
     )
     base.requires_grad_(False).eval()
-    samples = _samples(base.get_input_embeddings().num_embeddings)
+    samples = _samples(_vocab_size(base))
     expected = [_own_logprobs(base, ids) for ids in samples]
     base.set_attn_implementation(attention.NAME)
     policy = PackedPolicy(base, lora, agents, seed=seed)
@@ -76,7 +76,7 @@ class PackedPolicy(nn.Module):
     @property
     def vocab_size(self) -> int:
         """Token ids the embedding knows."""
-        return int(self.base.get_input_embeddings().num_embeddings)
+        return _vocab_size(self.base)
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -115,6 +115,10 @@ class PackedPolicy(nn.Module):
         adapter = self.get_submodule(_key(agent))
         assert isinstance(adapter, FlatAdapter)
         return adapter
+
+
+def _vocab_size(base: Any) -> int:
+    return int(base.get_input_embeddings().num_embeddings)
 
 
 def _samples(vocab_size: int) -> list[list[int]]:

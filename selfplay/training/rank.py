@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -39,15 +40,17 @@ def main(argv: list[str]) -> int:
         print(f"usage: python -m selfplay.training.rank RANKCONFIG-AS-JSON ({e})", file=sys.stderr)
         return EXIT_USER
     live_with_parent(Path(config.runtime_dir))
-    set_thread_variables(config.config.train.threads)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the controller's to answer: it asks the ranks to stop
+    set_environment(config.config.train.threads)
     return asyncio.run(serve(config))
 
 
-def set_thread_variables(threads: int) -> None:
-    """Before torch is imported: OpenMP threads that spin while others compute slow everybody down tenfold."""
+def set_environment(threads: int) -> None:
+    """Before torch and transformers are imported. OpenMP threads that spin while others compute slow all down tenfold."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ["HF_HUB_OFFLINE"] = "1"  # the model is a folder; nothing here may look for it elsewhere
 
 
 async def serve(config: RankConfig) -> int:
