@@ -57,7 +57,11 @@ class PaddedTrainer:
 
         base = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
         settings = PeftConfig(
-            r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), task_type="CAUSAL_LM", lora_dropout=0.0
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            target_modules=list(lora.targets),
+            task_type="CAUSAL_LM",
+            lora_dropout=0.0,
         )
         self._model: Any = get_peft_model(base, settings, adapter_name=agents[0])
         for agent in agents[1:]:
@@ -82,7 +86,8 @@ class PaddedTrainer:
             self._model.set_adapter(agent)
             samples = [sample for s in segments if s.agent == agent for sample in turn_samples(s)]
             for i in range(0, len(samples), BATCH):
-                (self._loss(samples[i : i + BATCH], cap) / num).backward()
+                loss: Any = self._loss(samples[i : i + BATCH], cap) / num
+                loss.backward()
 
     def _loss(self, samples: Sequence[Sample], cap: float) -> Tensor:
         """Truncated importance sampling over one padded batch: ids [B, T], logits [B, T, V]."""
@@ -96,7 +101,7 @@ class PaddedTrainer:
             sampled_BT[i, s.start : len(s.ids)] = torch.tensor(s.logprobs)
             advantages_BT[i, s.start : len(s.ids)] = torch.tensor(s.advantages)
         logits_BTV = self._model(input_ids=ids_BT, attention_mask=attention_BT, use_cache=False).logits[:, :-1]
-        logprobs_BT = logits_BTV.float().log_softmax(-1).gather(-1, ids_BT[:, 1:, None])[..., 0]
+        logprobs_BT: Tensor = logits_BTV.float().log_softmax(-1).gather(-1, ids_BT[:, 1:, None])[..., 0]
         weights_BT = (logprobs_BT.detach() - sampled_BT[:, 1:]).exp().clamp(max=cap)
         return -(weights_BT * advantages_BT[:, 1:] * logprobs_BT).sum()
 

@@ -2,7 +2,8 @@
 
 Both trainers compute the same gradients of the same trajectories on the same base (smollm2-135m) with one thread; that
 they are the same is checked in the run that is timed, and again in float32, where rounding leaves no room. Speed is in
-trajectory tokens, each counted once however often a trainer computes it.
+trajectory tokens, each counted once however often a trainer computes it. The base has the dtype that a run would give
+it here: bfloat16, or float32 on processors that only emulate bfloat16.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -21,6 +22,8 @@ from selfplay.bench.report import Row
 from selfplay.config import Config
 from selfplay.errors import RunError
 from selfplay.models import resolve_model
+from selfplay.models.machine import auto_dtype
+from selfplay.models.machine import auto_dtype
 from selfplay.scoring import action_counts
 from selfplay.scoring.packing import MicroBatch, plan_micro_batches
 from selfplay.types import Segment
@@ -40,6 +43,9 @@ MIN_COSINE = {"float32": 0.999999, "bfloat16": 0.99}
 """Between the two trainers' gradients; bfloat16 rounds at each step of two different routes."""
 
 
+Dtype = Literal["float32", "bfloat16"]
+
+
 class Size(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured."""
 
@@ -48,19 +54,20 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int
 
 
-FULL, QUICK = Size(episodes=2, turns=6, repeats=3), Size(episodes=1, turns=3, repeats=1)
+FULL, QUICK = Size(episodes=1, turns=6, repeats=3), Size(episodes=1, turns=3, repeats=1)
 
 
 def run(quick: bool) -> list[Row]:
     """Rows ``packed_vs_naive`` (higher is better) and ``n_adapters_vs_one`` (1 is best)."""
     import torch
 
-    size, folder = QUICK if quick else FULL, resolve_model(MODEL).path
+    model = resolve_model(MODEL)
+    size, folder, dtype = QUICK if quick else FULL, model.path, auto_dtype(model.default_dtype)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         check_same_gradients(folder)
-        return [packed_vs_naive(folder, size), n_adapters_vs_one(folder, size)]
+        return [packed_vs_naive(folder, size, dtype), n_adapters_vs_one(folder, size, dtype)]
     finally:
         torch.set_num_threads(threads)
 
@@ -76,10 +83,10 @@ def check_same_gradients(folder: Path) -> None:
     _require_same(packed, naive, "float32")
 
 
-def packed_vs_naive(folder: Path, size: Size) -> Row:
-    """Trajectory tokens per second, forward and backward of one batch, bfloat16 base."""
+def packed_vs_naive(folder: Path, size: Size, dtype: Dtype) -> Row:
+    """Trajectory tokens per second, forward and backward of one batch."""
     segments = trajectories(AGENTS, size)
-    packed, naive = _packed(folder, "bfloat16", AGENTS), _padded(folder, "bfloat16")
+    packed, naive = _packed(folder, dtype, AGENTS), _padded(folder, dtype)
     _start_alike(packed, naive)
     rows, num_actions, cap = _rows(segments), action_counts(segments, AGENTS), Config().algorithm.tis_cap
 
@@ -93,23 +100,23 @@ def packed_vs_naive(folder: Path, size: Size) -> Row:
         naive.accumulate(segments, num_actions, cap=cap)
 
     packed_s, naive_s = _side_by_side(packed_pass, naive_pass, size.repeats)
-    _require_same(packed, naive, "bfloat16")
+    _require_same(packed, naive, dtype)
     num_tokens = sum(len(s.ids) for s in segments)
     return Row(
         name="packed_vs_naive", value=num_tokens / packed_s, unit="tok/s", ratio=naive_s / packed_s, repeats=size.repeats,
-        reference="padded trainer, one sample per turn, full logits, peft",
+        reference=f"padded trainer, one sample per turn, full logits, peft, both {dtype}",
     )  # fmt: skip
 
 
-def n_adapters_vs_one(folder: Path, size: Size) -> Row:
+def n_adapters_vs_one(folder: Path, size: Size, dtype: Dtype) -> Row:
     """Time of a whole step whose tokens belong to four agents, against the same tokens of one agent."""
-    trainer = _packed(folder, "bfloat16", FOUR)
+    trainer = _packed(folder, dtype, FOUR)
     of_four = trajectories(FOUR, size)
     of_one = [msgspec.structs.replace(s, agent=FOUR[0]) for s in of_four]
     four_s, one_s = _side_by_side(_step(trainer, of_four), _step(trainer, of_one), size.repeats)
     return Row(
         name="n_adapters_vs_one", value=four_s, unit="s/step", ratio=four_s / one_s, repeats=size.repeats,
-        reference="the same tokens, all of one agent",
+        reference=f"the same tokens, all of one agent, {dtype}",
     )  # fmt: skip
 
 
