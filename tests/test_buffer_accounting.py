@@ -25,8 +25,7 @@ def test_the_sum_adds_up_with_reasons() -> None:
     assert (report.started, report.stored, report.trained, report.in_flight) == (8, 2, 2, 2)
     assert report.dropped == {"non-finite logprob": 1, "stale": 1}
     assert report.equation() == "started 8 = stored 2 + in flight 2 + failed 1 + void 1 + dropped 2"
-    assert report.values()["episodes/failed/ValueError"] == 1
-    assert report.values()["episodes/dropped"] == 2
+    assert (report.failed, report.void) == ({"ValueError": 1}, {"worker died": 1})
 
 
 @pytest.mark.parametrize("event", ["store", "fail", "void", "drop"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from selfplay.buffer import EpisodeBuffer, Ledger, deepest_lag, is_due, max_started, may_train, startable
+from selfplay.buffer import EpisodeBuffer, Ledger, deepest_lag, max_started, may_train, startable
 
 
 @pytest.mark.parametrize(
@@ -28,16 +29,28 @@ def test_what_failed_makes_room() -> None:
     assert startable(**args, waiting=9, in_flight=9) == 0
 
 
-def test_a_synchronous_run_waits_for_everything_in_flight() -> None:
-    assert not may_train(waiting=4, batch=4, depth=0, in_flight_staleness=[0])
-    assert may_train(waiting=4, batch=4, depth=0, in_flight_staleness=[])
+@pytest.mark.parametrize(
+    ("depth", "batch", "waiting", "in_flight", "may"),
+    [
+        (0, 4, [0] * 4, [0], False),  # synchronous: everything in flight is waited for
+        (0, 4, [0] * 4, [], True),
+        (0, 4, [0] * 3, [], False),
+        (2, 1, [0], [0, 1], True),
+        (2, 1, [0], [2], False),
+        (2, 1, [0], [1, 1], False),  # both would have to be in the next step
+        (2, 2, [0, 0], [1, 1], True),
+        (2, 1, [1], [1, 0], True),
+        (1, 1, [1], [0], True),
+        (0, 1, [3, 2, 2], [], True),  # late already: waiting longer helps nobody
+    ],
+)
+def test_a_step_waits_for_what_would_come_too_late_and_for_nothing_else(
+    depth: int, batch: int, waiting: list[int], in_flight: list[int], may: bool
+) -> None:
+    assert may_train(batch=batch, depth=depth, waiting_staleness=waiting, in_flight_staleness=in_flight) == may
 
 
-def test_a_step_waits_for_what_is_due_and_for_nothing_else() -> None:
-    assert may_train(waiting=4, batch=4, depth=2, in_flight_staleness=[0, 1, 1])
-    assert not may_train(waiting=4, batch=4, depth=2, in_flight_staleness=[0, 2])
-    assert not may_train(waiting=3, batch=4, depth=2, in_flight_staleness=[])
-    assert is_due(2, 2)
+def test_the_deepest_lag_is_the_depth() -> None:
     assert deepest_lag(3) == 3
 
 
@@ -86,8 +99,9 @@ class Loop(RuleBasedStateMachine):
 
     def may_train(self) -> bool:
         ages = [max(self.versions[a] - v for a, v in began.items()) for began in self.in_flight.values()]
+        waiting = self.buffer.staleness(self.versions).values()
         return not self.unpublished and may_train(
-            waiting=len(self.buffer), batch=self.batch, depth=self.depth, in_flight_staleness=ages
+            batch=self.batch, depth=self.depth, waiting_staleness=waiting, in_flight_staleness=ages
         )
 
     @precondition(lambda self: self.may_train())
@@ -125,3 +139,46 @@ class Loop(RuleBasedStateMachine):
 
 Loop.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None, derandomize=True)
 TestLoop = Loop.TestCase
+
+
+def play_unfairly(seed: int) -> tuple[int, int]:
+    """(worst lag, depth) of a run in which the newest matches mostly end first and training never rests."""
+    rng = random.Random(seed)
+    depth, batch, unfairness = rng.randint(0, 4), rng.randint(1, 5), rng.random()
+    step = worst = 0
+    waiting: list[int] = []
+    flying: list[int] = []  # the step each began at
+    for _ in range(400):
+        free = startable(
+            steps_published=step,
+            depth=depth,
+            batch=batch,
+            trained=step * batch,
+            waiting=len(waiting),
+            in_flight=len(flying),
+        )
+        ready = may_train(
+            batch=batch,
+            depth=depth,
+            waiting_staleness=[step - s for s in waiting],
+            in_flight_staleness=[step - s for s in flying],
+        )
+        action = rng.choice(
+            ["start"] * bool(free) + ["end"] * bool(flying) + ["train"] * 3 * ready
+        )  # raises in a deadlock
+        if action == "start":
+            flying += [step] * rng.randint(1, free)
+        elif action == "end":
+            began = flying.pop(-1 if rng.random() < unfairness else rng.randrange(len(flying)))
+            waiting += [began] * (rng.random() < 0.9)
+        else:
+            waiting.sort()
+            worst = max(worst, step - waiting[0])
+            waiting, step = waiting[batch:], step + 1
+    return worst, depth
+
+
+def test_stragglers_never_come_too_late_and_nothing_waits_for_ever() -> None:
+    runs = [play_unfairly(seed) for seed in range(300)]
+    assert all(worst <= deepest_lag(depth) for worst, depth in runs)
+    assert sum(worst == depth for worst, depth in runs) > 200, "the bound is tight"

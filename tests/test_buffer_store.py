@@ -111,6 +111,12 @@ def test_frozen_opponents_do_not_age() -> None:
     assert buffer.staleness({"pro": 9}) == {0: 0}
 
 
+def test_an_episode_of_a_version_not_current_yet_is_fresh() -> None:
+    buffer = EpisodeBuffer(max_episodes=5, max_bytes=10**6)
+    put(buffer, 0, versions={"pro": 3, "con": 3})
+    assert buffer.staleness({"pro": 1, "con": 1}) == {0: 0}
+
+
 @pytest.mark.parametrize(("batch", "due", "stuck"), [(2, 0, False), (3, 0, True), (2, 1, True)])
 def test_a_buffer_that_can_never_feed_a_step_says_so(batch: int, due: int, stuck: bool) -> None:
     buffer = EpisodeBuffer(max_episodes=2, max_bytes=10**6)

@@ -268,6 +268,16 @@ def test_a_match_that_was_tried_again_after_the_checkpoint_is_not_played_a_third
     assert Ledger(plan.ledger).check(waiting=1).void == {"process ended": 1}
 
 
+def test_a_checkpoint_between_an_append_and_its_ledger_entry_counts_the_episode_once() -> None:
+    ledger = Ledger()
+    ledger.start("0.0")
+    saved = state(0, logged=1, next_match=1, pending=(PendingMatch(0, 0),), ledger=ledger.snapshot())
+    plan = plan_resume(saved, [(0, episode(0))], next_seq=1)
+    assert (plan.buffer, plan.replay) == ((0,), ())
+    report = Ledger(plan.ledger).check(waiting=1, in_flight=0)
+    assert (report.started, report.void) == (1, {})
+
+
 def test_a_log_shorter_than_the_checkpoint_is_refused() -> None:
     with pytest.raises(StoreError, match="ends at 2, but the checkpoint of step 4 knew 3"):
         plan_resume(state(4, logged=3), [], next_seq=2)

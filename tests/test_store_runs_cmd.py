@@ -32,7 +32,13 @@ def make_run(runs_dir: Path, name: str, status: str = "finished", reason: str = 
             pass
         with MetricsLog.open(run.metrics_path, None, say=print) as metrics:
             metrics.write(
-                3, {"episodes/started": 4, "episodes/stored": 2, "version/pro": 3, "agent/pro/kl": float("nan")}
+                3,
+                {
+                    "accounting/started": 4,
+                    "accounting/stored": 2,
+                    "agents/pro/version": 3,
+                    "agents/pro/train/kl": float("nan"),
+                },
             )
         run.update_manifest(status=status, reason=reason)
     return run
@@ -75,7 +81,7 @@ def test_a_run_is_shown_by_name_and_by_path(tmp_path: Path, capsys: pytest.Captu
     )
     assert by_name["versions"] == {"pro": 3, "con": 1}
     assert by_name["accounting"] == {"started": 4, "stored": 2}
-    assert by_name["metrics"]["agent/pro/kl"] is None
+    assert by_name["metrics"]["agents/pro/train/kl"] is None
     assert by_name["episodes_on_disk"] == 2
     assert by_name["paths"]["adapters"] == str(run.adapters)
 

@@ -45,17 +45,6 @@ class Accounting(msgspec.Struct, frozen=True, kw_only=True):
             f" + void {sum(self.void.values())} + dropped {sum(self.dropped.values())}"
         )
 
-    def values(self) -> dict[str, int]:
-        """Flat metrics: ``episodes/started``, ``episodes/failed/REASON``, ..."""
-        flat = {
-            "started": self.started, "stored": self.stored, "in_flight": self.in_flight,
-            "trained": self.trained, "waiting": self.waiting,
-        }  # fmt: skip
-        for name, reasons in (("failed", self.failed), ("void", self.void), ("dropped", self.dropped)):
-            flat[name] = sum(reasons.values())
-            flat |= {f"{name}/{reason}": num for reason, num in sorted(reasons.items())}
-        return {f"episodes/{key}": num for key, num in flat.items()}
-
 
 class LedgerState(msgspec.Struct, frozen=True, kw_only=True):
     """A ledger as a checkpoint keeps it."""

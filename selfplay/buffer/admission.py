@@ -1,19 +1,20 @@
 """Who may start and when a step may train: arithmetic that bounds staleness instead of tuning it.
 
-    started − lost  ≤  max_started = (published + depth + 1) · batch          gate of new matches
-    a step waits for episodes in flight whose staleness is `depth` already     gate of a step
+    started − lost  ≤  max_started = (published + depth + 1) · batch                      gate of new matches
+    a step waits for an episode in flight that could otherwise come too late              gate of a step
 
-Why no trained episode is ever staler than ``depth``: an episode that began when ``s`` steps were published has
-staleness at most ``k − s`` at step ``k`` (an agent gains at most one version a step). Those that may not be left over by
-step ``k`` began at ``s ≤ k − depth``. By the first gate at most ``(k + 1) · batch`` episodes had begun by then, and
-``k · batch`` are trained: so at most ``batch`` are due, the step takes the stalest first, and the second gate makes it
-wait for those not finished. Frozen opponents do not age. Episodes that fail, are void or are dropped leave the count,
-and what is started in their place begins later.
+Why no trained episode is ever staler than ``depth``. Staleness grows by at most one a step, so an episode of staleness
+``a`` has to be trained within ``depth − a`` more steps. Steps take the stalest first; the ``i``-th stalest of what a
+step leaves over is trained ``i // batch + 1`` steps later at the earliest, so all can be in time when ``a + i // batch``
+is below ``depth`` for each. The first gate leaves at most ``(depth + 1) · batch`` episodes to be trained, which a step of
+the stalest always keeps so; it can only be broken by a step that takes fresh episodes while stale ones are still being
+played, and that step waits for them. Frozen opponents do not age. Episodes that fail, are void or are dropped leave the
+count, and what is started in their place begins later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 
 def max_started(steps_published: int, depth: int, batch: int, total_steps: int | None = None) -> int:
@@ -44,15 +45,17 @@ def deepest_lag(depth: int) -> int:
     return depth
 
 
-def is_due(staleness: int, depth: int) -> bool:
-    """Whether an episode of this staleness has to be in the very next step."""
-    return staleness >= depth
+def may_train(
+    *, batch: int, depth: int, waiting_staleness: Collection[int], in_flight_staleness: Iterable[int]
+) -> bool:
+    """Whether a step may start: enough episodes wait, and none still being played would come too late for it.
 
-
-def may_train(*, waiting: int, batch: int, depth: int, in_flight_staleness: Iterable[int]) -> bool:
-    """Whether a step may start: enough episodes wait, and none still being played is due.
-
-    ``in_flight_staleness`` counts from the versions that were current when each match began. With depth 0 every episode
-    is due, so the step waits for all of them.
+    ``in_flight_staleness`` counts from the versions that were current when each match began. With depth 0 the step waits
+    for everything in flight. Episodes that already wait never hold a step up.
     """
-    return waiting >= batch and not any(is_due(staleness, depth) for staleness in in_flight_staleness)
+    if len(waiting_staleness) < batch:
+        return False
+    left = [(age, False) for age in sorted(waiting_staleness, reverse=True)[batch:]]
+    left += [(age, True) for age in in_flight_staleness]
+    left.sort(reverse=True)
+    return not any(in_flight and age + i // batch >= depth for i, (age, in_flight) in enumerate(left))

@@ -54,7 +54,7 @@ class _Held(msgspec.Struct, frozen=True, kw_only=True):
     """Trained agent → oldest version that sampled in the episode."""
 
     def staleness(self, current: Mapping[str, int]) -> int:
-        return max((current[agent] - version for agent, version in self.oldest.items()), default=0)
+        return max([0, *(current[agent] - version for agent, version in self.oldest.items())])
 
 
 class EpisodeBuffer:

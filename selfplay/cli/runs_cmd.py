@@ -23,6 +23,9 @@ from selfplay.store.metrics import Row, read_metrics
 from selfplay.store.run_folder import RunFolder, list_runs
 from selfplay.store.text import json_line, safe_text
 
+ACCOUNTING = "accounting/"
+"""Metrics named so are the ledger of the run."""
+
 runs_dir_option = click.option("--runs-dir", default="runs", show_default=True, help="Where run folders are.")
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output, and nothing else there.")
 
@@ -101,14 +104,13 @@ def _facts(run: RunFolder, warn: Callable[[str], None]) -> Row:
     last = _last_metrics(run, warn)
     checkpoint = Checkpoints(run.checkpoints, keep=1, say=warn).latest()
     versions = checkpoint.state.versions if checkpoint is not None else {}
-    accounting = {k.removeprefix("episodes/"): v for k, v in last.items() if k.startswith("episodes/")}
     with EpisodeLog.open(run.episodes, write=False, say=warn) as log:
         stored, num_bytes = log.next_seq, log.num_bytes
     return _summary(run, warn) | {
         "seed": run.manifest().seed, "resumes": run.manifest().resumes, "engine": run.manifest().engine,
         "checkpoint_step": checkpoint.step if checkpoint is not None else None,
-        "versions": versions | _versions(last), "accounting": accounting, "episodes_on_disk": stored,
-        "episode_bytes": num_bytes, "metrics": {k: v for k, v in last.items() if not k.startswith(("episodes/", "version/"))},
+        "versions": versions | _versions(last), "accounting": _under(last, ACCOUNTING), "episodes_on_disk": stored,
+        "episode_bytes": num_bytes, "metrics": {k: v for k, v in last.items() if not k.startswith(ACCOUNTING)},
         "libraries": run.manifest().libraries, "hardware": run.manifest().hardware,
         "paths": {
             "config": str(run.config_path), "metrics": str(run.metrics_path), "adapters": str(run.adapters),
@@ -127,8 +129,14 @@ def _last_metrics(run: RunFolder, warn: Callable[[str], None]) -> Row:
 
 
 def _versions(last: Row) -> dict[str, int]:
-    """Agent → version, from the metrics named ``version/AGENT``."""
-    return {k.removeprefix("version/"): v for k, v in last.items() if k.startswith("version/")}
+    """Agent → version, from the metrics named ``agents/NAME/version``."""
+    parts = {tuple(key.split("/")): value for key, value in last.items()}
+    return {p[1]: value for p, value in parts.items() if len(p) == 3 and p[0] == "agents" and p[2] == "version"}
+
+
+def _under(last: Row, prefix: str) -> Row:
+    """The metrics whose name begins with ``prefix``, without it."""
+    return {k.removeprefix(prefix): v for k, v in last.items() if k.startswith(prefix)}
 
 
 # ── showing ──────────────────────────────────────────────────────────────────────────────────────

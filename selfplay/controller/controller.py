@@ -176,7 +176,8 @@ class Controller:
     def _may_train(self) -> bool:
         memory = self._memory
         return may_train(
-            waiting=len(memory.buffer), batch=self._config.train.batch, depth=self._config.buffer.depth,
+            batch=self._config.train.batch, depth=self._config.buffer.depth,
+            waiting_staleness=memory.buffer.staleness(memory.versions).values(),
             in_flight_staleness=memory.in_flight_staleness(),
         )  # fmt: skip
 

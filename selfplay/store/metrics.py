@@ -29,7 +29,7 @@ class MetricsLog:
     """Appends reports. ``say`` hears, once each, what could not be done.
 
     >>> with MetricsLog.open(run.metrics_path, run.tensorboard, say=print) as metrics:
-    ...     metrics.write(3, {"agent/pro/kl": 0.01, "episodes/started": 24})
+    ...     metrics.write(3, {"agents/pro/train/kl": 0.01, "accounting/started": 24})
     """
 
     def __init__(self, path: Path, fd: int, events: EventWriter | None) -> None:

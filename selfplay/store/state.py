@@ -103,8 +103,7 @@ def plan_resume(state: RunState, logged: Iterable[tuple[int, Episode]], next_seq
     ledger = Ledger(state.ledger)
     for seq, episode in logged:
         done.add(episode.match.index)
-        if seq >= state.logged:
-            _count_logged(ledger, episode.episode_id)
+        _count_logged(ledger, episode.episode_id, is_known=seq < state.logged)
         if seq >= state.consumed_below and seq not in state.consumed_beyond:
             waiting.append(seq)
             if any(
@@ -119,8 +118,11 @@ def plan_resume(state: RunState, logged: Iterable[tuple[int, Episode]], next_seq
     )  # fmt: skip
 
 
-def _count_logged(ledger: Ledger, episode_id: str) -> None:
+def _count_logged(ledger: Ledger, episode_id: str, *, is_known: bool) -> None:
+    """Count what the checkpoint had not counted yet, also when it was taken between an append and its entry in the ledger."""
     if not ledger.is_in_flight(episode_id):
+        if is_known:
+            return
         ledger.start(episode_id)
     ledger.store(episode_id)
 
