@@ -23,7 +23,6 @@ from selfplay.config import Config
 from selfplay.errors import RunError
 from selfplay.models import resolve_model
 from selfplay.models.machine import auto_dtype
-from selfplay.models.machine import auto_dtype
 from selfplay.scoring import action_counts
 from selfplay.scoring.packing import MicroBatch, plan_micro_batches
 from selfplay.types import Segment
