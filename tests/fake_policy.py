@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import msgspec
-import zmq.asyncio
+import zmq
 
 from selfplay.agent import Answer
 from selfplay.types import Span
@@ -46,7 +46,7 @@ class FakePolicy:
 
     async def serve(self) -> None:
         decoder, self._encoder = Codec[Any](ToPolicy), Codec[Any](FromPolicy)
-        context = zmq.asyncio.Context()
+        context = zmq.Context()
         self._socket = bind_router(context, self.endpoint)
         try:
             while True:

@@ -133,7 +133,16 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
 
 
-def make_match(index: int, *, player: str = "mute", env: str = GAME, time_s: float = 60.0, attempt: int = 0, pin: Any = "turn", **params: Any) -> Match:
+def make_match(
+    index: int,
+    *,
+    player: str = "mute",
+    env: str = GAME,
+    time_s: float = 60.0,
+    attempt: int = 0,
+    pin: Any = "turn",
+    **params: Any,
+) -> Match:
     """Match ``index`` of the pool tests."""
     seats = tuple(SeatAssignment(seat=s, player=player, agent=f"agent-{s}", pin=pin) for s in ("a", "b"))
     return Match(
@@ -162,7 +171,9 @@ async def running_pool(config: PoolConfig, runtime: RuntimeDir, log_dir: Path) -
         await pool.close(grace_s=5.0)
 
 
-async def play_all(pool: PoolSupervisor, matches: list[Match], *, replay: bool = True) -> tuple[dict[int, EpisodeResult], list[FailedResult]]:
+async def play_all(
+    pool: PoolSupervisor, matches: list[Match], *, replay: bool = True
+) -> tuple[dict[int, EpisodeResult], list[FailedResult]]:
     """Episodes by match index, and all failures; void attempts are played again when ``replay``."""
     pending, done, failures = list(matches), dict[int, EpisodeResult](), list[FailedResult]()
     num_out = 0

@@ -104,24 +104,27 @@ def test_a_killed_worker_costs_its_episodes_only_and_they_are_played_again(runti
     ],
 )
 def test_a_game_that_ends_its_process_is_named_and_spends_the_budget(match, says: str, runtime, tmp_path: Path) -> None:
-    async def run() -> list[FailedResult]:
-        seen: list[FailedResult] = []
+    seen: list[FailedResult] = []
+
+    async def play_on(pool: PoolSupervisor) -> None:
+        following = make_match(0, **match)
+        while True:
+            await pool.submit(following)
+            result = await pool.next_result()
+            assert isinstance(result, FailedResult)
+            seen.append(result)
+            following = msgspec.structs.replace(following, attempt=following.attempt + 1)
+
+    async def run() -> None:
         async with running_pool(make_config(max_restarts=2), runtime, tmp_path / "logs") as pool:
-            following = make_match(0, **match)
             with pytest.raises(WorkerError) as spent:
-                while True:
-                    await pool.submit(following)
-                    result = await pool.next_result()
-                    assert isinstance(result, FailedResult)
-                    seen.append(result)
-                    following = msgspec.structs.replace(following, attempt=following.attempt + 1)
+                await play_on(pool)
             assert "max_restarts=2" in str(spent.value)
             assert says in str(spent.value)
             with pytest.raises(WorkerError):
                 await pool.next_result()
-        return seen
 
-    seen = asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), 60))
     assert len(seen) == 3
     for failure in seen:
         assert failure.kind == "infrastructure"

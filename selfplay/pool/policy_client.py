@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import zmq.asyncio
+import zmq
 
 from selfplay.agent import Answer, Message, Sampling
 from selfplay.environment import JuryQuestion
@@ -50,7 +50,7 @@ class ZmqPolicyClient:
     The first request to a server is preceded by the protocol check.
     """
 
-    def __init__(self, context: zmq.asyncio.Context, endpoints: Sequence[str], *, request_timeout_s: float) -> None:
+    def __init__(self, context: zmq.Context[Any], endpoints: Sequence[str], *, request_timeout_s: float) -> None:
         to_policy, from_policy = Codec[Any](ToPolicy), Codec[Any](FromPolicy)
         self._timeout_s = request_timeout_s
         self._servers = [

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import zmq.asyncio
+import zmq
 
 from selfplay.errors import RunError, WireError, WorkerError
 from selfplay.pool.config import PoolConfig
@@ -44,7 +44,7 @@ from selfplay.wire.messages import (
 from selfplay.wire.sockets import bind_router, receive, route
 
 WATCH_EVERY_S = 0.1
-_STACK_WAIT_S = 0.3
+_STACK_WAIT_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 
 Result = EpisodeResult | FailedResult
@@ -79,7 +79,7 @@ class PoolSupervisor:
         self._results: asyncio.Queue[Result | None] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._error: RunError | None = None
-        self._context: zmq.asyncio.Context | None = None
+        self._context: zmq.Context[Any] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._incoming: Codec[WorkerMessage] = Codec(WorkerMessage)
         self._outgoing: Codec[ControllerMessage] = Codec(ControllerMessage)
@@ -89,7 +89,7 @@ class PoolSupervisor:
 
     async def start(self) -> None:
         """Start every worker and wait until each has said hello; raises `WorkerError` when they keep dying."""
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._endpoint = self._runtime.endpoint("pool.sock")
         self._socket = bind_router(self._context, self._endpoint)
         for slot in range(self._config.workers):
@@ -253,9 +253,7 @@ class PoolSupervisor:
 
     async def _end_stuck(self, worker: WorkerHandle, culprit: str | None, stuck_s: float) -> None:
         """Its loop does not move, or an episode does not end: show where, kill it, blame that episode only."""
-        worker.show_stack()
-        await asyncio.sleep(_STACK_WAIT_S)
-        stack = worker.process.log_tail(STACK_LINES)
+        stack = await _stack_of(worker)
         worker.process.kill()
         what = "did not start" if not worker.ready else "did not move"
         self._lose(
@@ -326,6 +324,17 @@ class PoolSupervisor:
             error = task.exception()
             if error is not None:
                 self._fail(WorkerError(f"{task.get_name()} failed: {type(error).__name__}: {error}"))
+
+
+async def _stack_of(worker: WorkerHandle) -> str:
+    """Where the worker is, from its log; empty when it does not tell in time."""
+    before = worker.process.log_tail(STACK_LINES)
+    worker.show_stack()
+    deadline = time.monotonic() + _STACK_WAIT_S
+    while worker.process.log_tail(STACK_LINES) == before and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # the stack is written line by line
+    return worker.process.log_tail(STACK_LINES)
 
 
 def _place(match: Match) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import zmq.asyncio
+import zmq
 
 from selfplay.errors import WireError
 from selfplay.pool.board import Board, episode, watch_tasks
@@ -32,6 +32,7 @@ from selfplay.pool.episodes import EpisodeRunner, failed
 from selfplay.pool.policy_client import ZmqPolicyClient
 from selfplay.process import live_with_parent
 from selfplay.types import Match
+from selfplay.wire.aio import AsyncSocket
 from selfplay.wire.codec import Codec
 from selfplay.wire.messages import (
     PROTOCOL,
@@ -67,7 +68,7 @@ class Worker:
         self,
         config: WorkerConfig,
         *,
-        socket: zmq.asyncio.Socket,
+        socket: AsyncSocket,
         runner: EpisodeRunner,
         board: Board,
         end_episode: Callable[[str], None],
@@ -182,7 +183,7 @@ class Worker:
 
 
 async def _serve(config: WorkerConfig) -> None:
-    context = zmq.asyncio.Context()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     socket = connect_dealer(context, config.controller, config.worker.encode())
     board = Board(Path(config.board), create=False)
     endpoints = config.pool.policy_endpoints

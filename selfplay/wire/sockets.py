@@ -18,13 +18,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import zmq
-import zmq.asyncio
 
 from selfplay.errors import ConfigError, EngineError, WireError
+from selfplay.wire.aio import AsyncSocket
 from selfplay.wire.codec import MAX_FRAME_BYTES, Codec
 
 HIGH_WATER_MARK = 2048
 """Messages queued per peer before a sender has to wait."""
+
+_CALLS_PER_TURN = 16
+"""Messages taken before other tasks run. More than one: what they cause is then sent together, which costs a third."""
+_calls = itertools.count(1)
 
 MAX_IPC_PATH_BYTES = 107
 """The kernel's limit on a Unix socket path."""
@@ -65,32 +69,35 @@ def _check_ipc_path(path: Path) -> None:
         raise ConfigError(f"refusing to listen on ipc://{path}: {path.parent} must be your own folder of mode 0700")
 
 
-def bind_router(context: zmq.asyncio.Context, address: str) -> zmq.asyncio.Socket:
+def bind_router(context: zmq.Context[Any], address: str) -> AsyncSocket:
     """A bound ROUTER. Raises `ConfigError` for an address that must not or cannot be bound (port in use, ...).
 
     A second peer under an identity that is taken is never heard (no hand-over): it cannot steal the first one's replies.
     """
     check_listen_address(address)
-    socket = _configured(context.socket(zmq.ROUTER))
+    socket = _configured(context, zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
     socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+    socket.setsockopt(zmq.IPV6, 1)
     try:
         socket.bind(address)
     except zmq.ZMQError as e:
         socket.close()
         raise ConfigError(f"cannot listen on {address}: {e.strerror}") from e
-    return socket
+    return AsyncSocket(socket)
 
 
-def connect_dealer(context: zmq.asyncio.Context, address: str, identity: bytes) -> zmq.asyncio.Socket:
+def connect_dealer(context: zmq.Context[Any], address: str, identity: bytes) -> AsyncSocket:
     """A connected DEALER that speaks as ``identity``."""
-    socket = _configured(context.socket(zmq.DEALER))
+    socket = _configured(context, zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, identity)
+    socket.setsockopt(zmq.IPV6, 1)
     socket.connect(address)
-    return socket
+    return AsyncSocket(socket)
 
 
-def _configured(socket: zmq.asyncio.Socket) -> zmq.asyncio.Socket:
+def _configured(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
+    socket: zmq.Socket[bytes] = context.socket(kind, socket_class=zmq.Socket)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
@@ -98,47 +105,20 @@ def _configured(socket: zmq.asyncio.Socket) -> zmq.asyncio.Socket:
     return socket
 
 
-async def receive(socket: zmq.asyncio.Socket, timeout_s: float | None = None) -> list[bytes] | None:
+async def receive(socket: AsyncSocket, timeout_s: float | None = None) -> list[bytes] | None:
     """The next message, or None after ``timeout_s``: ``[identity, data]`` from a ROUTER, ``[data]`` from a DEALER.
 
-    A message of another number of parts comes as an empty ``data``, which no codec takes for a message; surplus parts
-    are thrown away one at a time, never gathered. Waiting and taking are apart, so a cancelled call never loses a
-    message; and every call lets other tasks run once, so a flood of messages does not starve the loop.
+    A message of another number of parts comes as an empty ``data``, which no codec takes for a message. A cancelled call
+    never loses a message; and every so many calls other tasks run, so a flood of messages does not starve the loop.
     """
-    await asyncio.sleep(0)
-    frames = await _take(socket)
-    if frames is None and await socket.poll(None if timeout_s is None else int(timeout_s * 1000)):
-        frames = await _take(socket)
-    return frames
+    if next(_calls) % _CALLS_PER_TURN == 0:
+        await asyncio.sleep(0)
+    return await socket.receive(timeout_s)
 
 
-async def _take(socket: zmq.asyncio.Socket) -> list[bytes] | None:
-    """A waiting message, or None. Does not suspend: a non-blocking receive is answered on the spot."""
-    wanted = 2 if socket.type == zmq.ROUTER else 1
-    try:
-        frames = [await socket.recv(zmq.NOBLOCK)]
-    except zmq.Again:
-        return None
-    num_parts = 1
-    while socket.getsockopt(zmq.RCVMORE):
-        frame = await socket.recv(zmq.NOBLOCK)
-        num_parts += 1
-        if num_parts <= wanted:
-            frames.append(frame)
-    return frames if num_parts == wanted else [*frames[: wanted - 1], b""]
-
-
-async def route(socket: zmq.asyncio.Socket, identity: bytes, data: bytes) -> bool:
+async def route(socket: AsyncSocket, identity: bytes, data: bytes) -> bool:
     """Send ``data`` to one peer of a ROUTER; False when that peer is gone or its queue is full."""
-    try:
-        await socket.send_multipart([identity, data], flags=zmq.NOBLOCK)
-    except zmq.Again:
-        return False
-    except zmq.ZMQError as e:
-        if e.errno == zmq.EHOSTUNREACH:
-            return False
-        raise
-    return True
+    return socket.offer((identity, data))
 
 
 class HasRequest(Protocol):
@@ -158,11 +138,10 @@ class Caller:
     message in ``num_bad_frames``; a post that found the peer's queue full in ``num_unsent``.
     """
 
-    def __init__(self, socket: zmq.asyncio.Socket, outgoing: Codec[Any], incoming: Codec[Any], peer: str) -> None:
+    def __init__(self, socket: AsyncSocket, outgoing: Codec[Any], incoming: Codec[Any], peer: str) -> None:
         self._socket, self._out, self._in, self._peer = socket, outgoing, incoming, peer
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[HasRequest]] = {}
-        self._num_blocked = 0
         self._broken: Exception | None = None
         self.num_late = 0
         self.num_bad_frames = 0
@@ -192,11 +171,14 @@ class Caller:
             raise self._broken
         request = next(self._ids)
         data = self._out.encode(make(request))
-        self._waiting[request] = future = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._waiting[request] = future = loop.create_future()
+        timer = loop.call_later(timeout_s, _expire, future)
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._send(data)
-                return await future
+            if not self._socket.offer((data,)):
+                async with asyncio.timeout(timeout_s):
+                    await self._socket.send(data)
+            return await future
         except TimeoutError:
             self._withdraw(request, cancel)
             raise EngineError(f"{self._peer} did not answer within {timeout_s:.3g} s") from None
@@ -204,16 +186,15 @@ class Caller:
             self._withdraw(request, cancel)
             raise
         finally:
+            timer.cancel()
             del self._waiting[request]
+            if future.done() and not future.cancelled():
+                future.exception()  # seen, also when something else ended the call first
 
     def post(self, make: Callable[[int], HasRequest]) -> None:
         """Send a message that has no reply; dropped and counted when the peer's queue is full or the socket is closed."""
-        if self._num_blocked or self._socket.closed:
+        if self._socket.closed or not self._socket.offer((self._out.encode(make(next(self._ids))),)):
             self.num_unsent += 1
-            return
-        # A non-blocking send with no other send waiting is carried out before this returns.
-        sent = asyncio.ensure_future(self._socket.send(self._out.encode(make(next(self._ids))), zmq.NOBLOCK))
-        sent.add_done_callback(self._posted)
 
     def fail(self, error: Exception) -> None:
         """End every open call with ``error`` (the peer is known to be dead)."""
@@ -229,20 +210,9 @@ class Caller:
         self.fail(self._broken)
         self._socket.close()
 
-    async def _send(self, data: bytes) -> None:
-        self._num_blocked += 1
-        try:
-            await self._socket.send(data)
-        finally:
-            self._num_blocked -= 1
-
     def _withdraw(self, request: int, cancel: Callable[[int, int], HasRequest] | None) -> None:
         if cancel is not None:
             self.post(lambda new: cancel(new, request))
-
-    def _posted(self, sent: asyncio.Future[Any]) -> None:
-        if sent.cancelled() or sent.exception() is not None:
-            self.num_unsent += 1
 
     async def _read(self) -> None:
         while True:
@@ -266,3 +236,8 @@ class Caller:
                 f"nothing reads the replies of {self._peer} any more: {error or 'reader cancelled'}"
             )
         self.fail(self._broken)
+
+
+def _expire(future: asyncio.Future[Any]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
