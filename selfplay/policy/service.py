@@ -1,0 +1,293 @@
+"""What a policy server does with each request, apart from sockets and processes.
+
+In: decoded `ToPolicy` messages. Out: one `FromPolicy` reply each (none for `EndEpisode`). A request that cannot be served
+raises `Refusal`, which the server turns into `Refused`; an `EngineError` means that the engine itself failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+from selfplay.agent import Answer, Sampling
+from selfplay.errors import SyncError
+from selfplay.policy.adapter_check import AdapterRules, check_adapter
+from selfplay.policy.engine import Engine, EngineInfo, Sampled
+from selfplay.policy.rendering import ChatError, ChatTokenizer, Renderer, fit_budget
+from selfplay.policy.settings import PolicyServerConfig
+from selfplay.policy.slots import SlotGate
+from selfplay.policy.versions import Installed, VersionRefused, VersionRegistry
+from selfplay.types import Span
+from selfplay.wire.codec import clean_text
+from selfplay.wire.messages import (
+    PROTOCOL,
+    AbortInstall,
+    BeginInstall,
+    Choose,
+    Chosen,
+    CommitInstall,
+    Done,
+    EndEpisode,
+    FromPolicy,
+    Generate,
+    Generated,
+    JoinWeights,
+    MakeCurrent,
+    PolicyHello,
+    PolicyInfo,
+    Probe,
+    ProbeResult,
+    Retire,
+    Stats,
+    StatsResult,
+    ToPolicy,
+)
+
+PROBE_TEXT = (
+    "The two sides took turns. The first one named a number between one and nine, the second one answered, and after "
+    "some time somebody who had listened to both of them said, quite calmly, which of the two had made the better case "
+    "and why the other one might still win tomorrow."
+)
+NUM_PROBE_IDS = 48
+EXPIRE_EVERY_S = 5.0
+
+
+class Refusal(Exception):
+    """The request is refused; becomes `Refused` on the wire."""
+
+    def __init__(self, kind: Literal["bad_request", "unavailable", "timeout", "cancelled"], message: str) -> None:
+        self.kind: Literal["bad_request", "unavailable", "timeout", "cancelled"] = kind
+        super().__init__(message)
+
+
+class PolicyService:
+    """One engine and its versions. All methods run in one event loop."""
+
+    def __init__(
+        self,
+        config: PolicyServerConfig,
+        engine: Engine,
+        info: EngineInfo,
+        chat: ChatTokenizer,
+        rules: AdapterRules | None,
+    ) -> None:
+        """``rules``: what adapters must look like; None when the engine takes anything (the fake one)."""
+        self._config, self._engine, self._info, self._chat, self._rules = config, engine, info, chat, rules
+        self._renderer = Renderer(chat)
+        self._versions = VersionRegistry(config.installed_limit, config.lease_s)
+        self._gate = SlotGate(config.max_live_adapters)
+        self._serial = itertools.count(1)
+        self._expired_at = time.monotonic()
+        self._counts: Counter[str] = Counter()
+        self._probe_ids = tuple(self._renderer.encode_plain(PROBE_TEXT * 4)[:NUM_PROBE_IDS])
+
+    async def handle(self, message: ToPolicy) -> FromPolicy | None:
+        """Serve one request. Raises `Refusal` or `EngineError`."""
+        try:
+            return await self._dispatch(message)
+        except VersionRefused as e:
+            raise Refusal(e.kind, str(e)) from e
+        except (ChatError, SyncError) as e:
+            raise Refusal("bad_request", str(e)) from e
+
+    async def _dispatch(self, message: ToPolicy) -> FromPolicy | None:
+        match message:
+            case Generate():
+                return await self._generate(message)
+            case Choose():
+                return await self._choose(message)
+            case Probe():
+                return await self._probe(message)
+            case EndEpisode():
+                self._versions.end_episode(message.episode_id)
+                await self._drop_unused()
+                return None
+            case PolicyHello():
+                return self._hello(message)
+            case Stats():
+                return StatsResult(request=message.request, values=self.stats())
+            case BeginInstall() | CommitInstall() | AbortInstall() | MakeCurrent() | Retire() | JoinWeights():
+                return Done(request=message.request, values=await self._control(message))
+        raise Refusal("bad_request", f"{type(message).__name__} is not a request of its own")
+
+    # ── playing ───────────────────────────────────────────────────────────────────────────────────
+
+    async def _generate(self, m: Generate) -> Generated:
+        check_sampling(m.sampling)
+        self._check_ids(m.prefix_ids)
+        entry = self._versions.acquire(m.agent, m.pin, m.episode_id, time.monotonic())
+        try:
+            delta = self._renderer.render(m.messages, m.known_messages, m.prefix_ids)
+            context = delta.ids if delta.fork else (*m.prefix_ids, *delta.ids)
+            budget = fit_budget(len(context), m.sampling.max_tokens, self._config.max_model_len)
+            self._counts["forks"] += delta.fork
+            if budget < 1:
+                self._counts["no_room"] += 1
+                answer = Answer(text="", prompt_ids=delta.ids, fork=delta.fork, stop_reason="context")
+                return Generated(request=m.request, answer=answer)
+            sampled = await self._sample(context, msgspec.structs.replace(m.sampling, max_tokens=budget), entry)
+        finally:
+            self._versions.release(entry, m.episode_id, time.monotonic())
+            await asyncio.shield(self._drop_unused())
+        self._counts.update(requests=1, prompt_tokens=len(delta.ids), sampled_tokens=len(sampled.ids))
+        stop = "context" if sampled.finish == "length" and budget < m.sampling.max_tokens else sampled.finish
+        answer = Answer(
+            text=clean_text(self._chat.decode(sampled.ids)), prompt_ids=delta.ids, fork=delta.fork,
+            sampled_ids=sampled.ids, logprobs=_finite(sampled.logprobs), spans=_spans(entry, len(sampled.ids)),
+            stop_reason=stop,
+        )  # fmt: skip
+        return Generated(request=m.request, answer=answer)
+
+    async def _sample(self, context: tuple[int, ...], sampling: Sampling, entry: Installed | None) -> Sampled:
+        name = entry.name if entry else None
+        async with self._gate.hold(name):
+            return await self._engine.generate(self._name("g"), context, sampling, self._chat.stop_ids, name)
+
+    async def _choose(self, m: Choose) -> Chosen:
+        question = self._renderer.question(m.question)
+        longest = len(question.ids) + max(map(len, question.labels))
+        if longest > self._config.max_model_len:
+            raise Refusal(
+                "bad_request", f"the question has {longest} tokens; the model takes {self._config.max_model_len}"
+            )
+        entry = self._versions.acquire(m.agent, m.pin, "", time.monotonic())
+        name = entry.name if entry else None
+        try:
+            async with self._gate.hold(name):
+                found = await self._engine.choose(self._name("c"), question.ids, question.labels, name)
+        finally:
+            self._versions.release(entry, "", time.monotonic())
+            await asyncio.shield(self._drop_unused())
+        self._counts["questions"] += 1
+        return Chosen(request=m.request, probabilities=dict(zip(m.question.labels, found, strict=True)))
+
+    async def _probe(self, m: Probe) -> ProbeResult:
+        self._check_ids(m.ids)
+        if not 2 <= len(m.ids) < self._config.max_model_len:
+            raise Refusal("bad_request", f"a probe has 2 to {self._config.max_model_len - 1} tokens, not {len(m.ids)}")
+        entry = self._versions.exact(m.version) if m.version else None
+        if entry:
+            entry.uses += 1
+        name = entry.name if entry else None
+        try:
+            async with self._gate.hold(name):
+                logprobs = await self._engine.logprobs(self._name("p"), m.ids, name)
+        finally:
+            self._versions.release(entry, "", time.monotonic())
+            await asyncio.shield(self._drop_unused())
+        return ProbeResult(request=m.request, logprobs=logprobs)
+
+    # ── versions ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _control(
+        self, m: BeginInstall | CommitInstall | AbortInstall | MakeCurrent | Retire | JoinWeights
+    ) -> dict[str, float]:
+        match m:
+            case BeginInstall():
+                await self._begin(m)
+            case CommitInstall():
+                return await self._commit(m)
+            case AbortInstall():
+                if (gone := self._versions.abort(m.version)) is not None:
+                    await self._engine.abort_install(gone.name)
+            case MakeCurrent():
+                self._versions.make_current(m.version)
+            case Retire():
+                self._versions.retire(m.version)
+                await self._drop_unused()
+            case JoinWeights():
+                await self._engine.join_weights(m)
+        return {}
+
+    async def _begin(self, m: BeginInstall) -> None:
+        if self._rules is not None:
+            check_adapter(m.header, self._rules)
+        entry = self._versions.begin(m.version)
+        try:
+            await self._engine.begin_install(entry.name, m.header)
+        except BaseException:  # a cancelled begin must not keep its place either
+            self._versions.abort(m.version)
+            raise
+
+    async def _commit(self, m: CommitInstall) -> dict[str, float]:
+        entry = self._versions.staging(m.version)
+        try:
+            values = await self._engine.commit_install(entry.name, m.timeout_s)
+        except BaseException:  # a cancelled commit must not keep its place either
+            self._versions.abort(m.version)
+            await asyncio.shield(self._engine.abort_install(entry.name))
+            raise
+        self._versions.commit(m.version)
+        self._counts["installs"] += 1
+        return values
+
+    async def _drop_unused(self) -> None:
+        """Free what nobody needs any more; holds whose lease is out are let go of first."""
+        now = time.monotonic()
+        if now - self._expired_at > EXPIRE_EVERY_S:
+            self._expired_at = now
+            self._counts["leases_expired"] += self._versions.expire(now)
+        for entry in self._versions.take_unused():
+            self._counts["drops"] += 1
+            await self._engine.drop(entry.name)
+
+    # ── the rest ──────────────────────────────────────────────────────────────────────────────────
+
+    def stats(self) -> dict[str, float]:
+        """Counters since the start, and what is live now."""
+        names = (
+            "requests",
+            "prompt_tokens",
+            "sampled_tokens",
+            "questions",
+            "forks",
+            "no_room",
+            "installs",
+            "drops",
+            "leases_expired",
+        )
+        live = {"adapters_live": self._gate.num_live, "requests_waiting": self._gate.num_waiting}
+        return {
+            k: float(v) for k, v in {**{n: self._counts[n] for n in names}, **live, **self._versions.counts()}.items()
+        }
+
+    def _hello(self, m: PolicyHello) -> PolicyInfo:
+        if m.protocol != PROTOCOL:
+            raise Refusal("bad_request", f"this policy server speaks protocol {PROTOCOL}, the peer {m.protocol}")
+        return PolicyInfo(
+            request=m.request, protocol=PROTOCOL, engine=str(self._info), model=self._config.model,
+            max_model_len=self._config.max_model_len, max_live_adapters=self._config.max_live_adapters,
+            stop_ids=self._chat.stop_ids, probe_ids=self._probe_ids,
+        )  # fmt: skip
+
+    def _check_ids(self, ids: tuple[int, ...]) -> None:
+        if ids and not 0 <= min(ids) <= max(ids) < self._chat.vocab_size:
+            raise Refusal("bad_request", f"token ids {min(ids)}..{max(ids)} are outside 0..{self._chat.vocab_size - 1}")
+
+    def _name(self, kind: str) -> str:
+        return f"{kind}{next(self._serial)}"
+
+
+def check_sampling(s: Sampling) -> None:
+    """Raise `Refusal` for values that have no meaning or that an engine would die of."""
+    sound = math.isfinite(s.temperature) and s.temperature >= 0 and 0 < s.top_p <= 1 and s.top_k >= 0
+    if not sound or s.max_tokens < 1 or (s.seed is not None and not 0 <= s.seed < 2**63):
+        raise Refusal(
+            "bad_request", f"sampling {s} is not possible: temperature ≥ 0, 0 < top_p ≤ 1, top_k ≥ 0, max_tokens ≥ 1"
+        )
+
+
+def _finite(logprobs: tuple[float, ...]) -> tuple[float, ...]:
+    """Rounding can lift a logprob a hair above 0. Values that are not finite pass: whoever stores the episode rejects it."""
+    return tuple(min(x, 0.0) if math.isfinite(x) else x for x in logprobs)
+
+
+def _spans(entry: Installed | None, num_tokens: int) -> tuple[Span, ...]:
+    """One span over all tokens; the base model counts as version 0 of itself."""
+    return (Span(version=entry.version.version if entry else 0, start=0, end=num_tokens),) if num_tokens else ()

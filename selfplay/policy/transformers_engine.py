@@ -1,0 +1,261 @@
+"""The engine for machines without vLLM: a transformers model in this process, driven by one thread.
+
+The thread alternates between short jobs (scoring), letting waiting requests join, and one step of the running batch.
+Adapters arrive by the same staging as in vLLM's workers and are applied per row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from selfplay.agent import Sampling
+from selfplay.errors import EngineError, SyncError
+from selfplay.policy.decoding import Batch, Row
+from selfplay.policy.engine import EngineInfo, Sampled
+from selfplay.policy.routed_lora import AdapterBank, Pair, build_adapter, chosen_logprobs, install_routing
+from selfplay.policy.settings import PolicyServerConfig
+from selfplay.sync import Staging
+from selfplay.wire.messages import BucketHeader, JoinWeights
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_POLL_S = 0.003
+MAX_PREFILL_TOKENS = 8192
+"""Padded prompt tokens computed at once."""
+
+
+class TransformersEngine:
+    """`Engine` on transformers."""
+
+    def __init__(self, config: PolicyServerConfig) -> None:
+        self._config = config
+        self._staging: Staging[dict[str, Pair]] = Staging(timeout_s=config.sync_timeout_s)
+        self._wake = threading.Condition()
+        self._waiting: deque[tuple[Row, Callable[[Row | Exception], None]]] = deque()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._running: dict[str, tuple[Row, Callable[[Row | Exception], None]]] = {}
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._failure: str | None = None
+        self._model: Any = None
+        self._bank = AdapterBank()
+
+    async def start(self) -> EngineInfo:
+        """See `Engine.start`."""
+        import transformers
+
+        await asyncio.to_thread(self._load)
+        self._thread = threading.Thread(target=self._drive, name="transformers engine", daemon=True)
+        self._thread.start()
+        weight = next(self._model.parameters())
+        return EngineInfo(
+            name=f"transformers {transformers.__version__}", device=str(weight.device),
+            dtype=str(weight.dtype).removeprefix("torch."),
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        """See `Engine.close`."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+            self._thread = None
+        self._staging.close()
+
+    def failure(self) -> str | None:
+        """See `Engine.failure`."""
+        return self._failure
+
+    async def generate(
+        self, request: str, ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int], adapter: str | None
+    ) -> Sampled:
+        """See `Engine.generate`."""
+        self._require(adapter)
+        row = Row(request=request, ids=ids, sampling=sampling, stop_ids=frozenset(stop_ids), adapter=adapter)
+        if sampling.seed is not None:
+            row.generator = torch.Generator(self._device).manual_seed(sampling.seed)
+        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def settle(result: Row | Exception) -> None:
+            loop.call_soon_threadsafe(_settle, done, result)
+
+        with self._wake:
+            self._waiting.append((row, settle))
+            self._wake.notify()
+        try:
+            await done
+        except asyncio.CancelledError:
+            row.aborted = True
+            raise
+        return Sampled(ids=tuple(row.sampled), logprobs=tuple(row.logprobs), finish=row.finish or "abort")
+
+    async def choose(
+        self, request: str, ids: Sequence[int], labels: Sequence[Sequence[int]], adapter: str | None
+    ) -> tuple[float, ...]:
+        """See `Engine.choose`."""
+        scores = []
+        for number, label in enumerate(labels):
+            logprobs = await self.logprobs(f"{request}.{number}", [*ids, *label], adapter)
+            scores.append(sum(logprobs[len(ids) - 1 :]))
+        best = max(scores)
+        weights = [math.exp(s - best) for s in scores]
+        return tuple(w / sum(weights) for w in weights)
+
+    async def logprobs(self, request: str, ids: Sequence[int], adapter: str | None) -> tuple[float, ...]:  # noqa: ARG002
+        """See `Engine.logprobs`."""
+        self._require(adapter)
+        return await self._do(lambda: self._score(ids, adapter))
+
+    async def abort(self, request: str) -> None:
+        """See `Engine.abort`."""
+        with self._wake:
+            for row, _ in (*self._waiting, *self._running.values()):
+                if row.request == request:
+                    row.aborted = True
+
+    async def join_weights(self, message: JoinWeights) -> None:
+        """See `Engine.join_weights`."""
+        await asyncio.to_thread(
+            self._staging.join, message.transport, address=message.address, rank=message.rank,
+            world_size=message.world_size, timeout_s=message.timeout_s,
+        )  # fmt: skip
+
+    async def begin_install(self, name: str, header: BucketHeader) -> None:
+        """See `Engine.begin_install`."""
+        like = next(self._model.parameters())
+        self._staging.begin(name, header, lambda tensors, h: build_adapter(tensors, h, like))
+
+    async def commit_install(self, name: str, timeout_s: float) -> dict[str, float]:
+        """See `Engine.commit_install`."""
+        started, deadline = time.perf_counter(), time.monotonic() + timeout_s
+        while not self._staging.ready(name) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        adapter = self._staging.take(name, 0.0)
+        unknown = sorted(set(adapter) - {m.name for m in self._model.modules() if hasattr(m, "base")})
+        if unknown:
+            raise SyncError(f"the engine has no layer for {unknown[0]}, which the adapter changes")
+        self._bank.adapters[name] = adapter
+        return {"blocked_ms": 0.0, "commit_ms": (time.perf_counter() - started) * 1e3}
+
+    async def abort_install(self, name: str) -> None:
+        """See `Engine.abort_install`."""
+        self._staging.abort(name)
+
+    async def drop(self, name: str) -> None:
+        """See `Engine.drop`."""
+        await self._do(lambda: self._bank.adapters.pop(name, None))
+
+    # ── the thread ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = next(self._model.parameters()).device
+        return device
+
+    def _load(self) -> None:
+        from transformers import AutoModelForCausalLM
+
+        torch.set_num_threads(self._config.threads)
+        dtype: Any = self._config.dtype if self._config.dtype == "auto" else getattr(torch, self._config.dtype)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                self._config.model, dtype=dtype, local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, KeyError, RuntimeError) as e:
+            raise EngineError(f"transformers cannot load {self._config.model}: {e}") from e
+        self._model = model.eval().requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
+        self._bank = install_routing(self._model, self._config.targets)
+
+    def _drive(self) -> None:
+        generator = torch.Generator(self._device).manual_seed(self._config.seed)
+        batch = Batch(self._model, self._bank, generator)
+        try:
+            while self._turn(batch):
+                pass
+        except Exception as e:
+            log.exception("the engine's thread failed")
+            self._failure = f"the transformers engine failed: {e}"
+            for _, settle in (*self._running.values(), *self._waiting):
+                settle(EngineError(self._failure))
+
+    def _turn(self, batch: Batch) -> bool:
+        """One round of the thread; False when it is time to end."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._closing or self._jobs or self._waiting or batch.rows)
+            if self._closing:
+                return False
+            jobs, self._jobs = list(self._jobs), deque()
+            newcomers = self._admit(len(batch.rows))
+        for job in jobs:
+            job()
+        if newcomers:
+            batch.join(newcomers)
+        if batch.rows:
+            for row in batch.step():
+                self._running.pop(row.request)[1](row)
+        return True
+
+    def _admit(self, num_running: int) -> list[Row]:
+        """Waiting rows that fit, in order; those withdrawn meanwhile are answered at once."""
+        rows: list[Row] = []
+        while self._waiting and num_running + len(rows) < self._config.max_num_seqs:
+            row, settle = self._waiting[0]
+            longest = max(len(r.ids) for r in (*rows, row))
+            if rows and longest * (len(rows) + 1) > MAX_PREFILL_TOKENS:
+                break
+            self._waiting.popleft()
+            if row.aborted:
+                settle(row)
+                continue
+            rows.append(row)
+            self._running[row.request] = (row, settle)
+        return rows
+
+    @torch.inference_mode()
+    def _score(self, ids: Sequence[int], adapter: str | None) -> tuple[float, ...]:
+        tokens = torch.tensor([list(ids)], device=self._device)
+        self._bank.route([adapter])
+        logits = self._model(input_ids=tokens, use_cache=False).logits[0, :-1]
+        return tuple(chosen_logprobs(logits, tokens[0, 1:]).tolist())
+
+    async def _do(self, work: Callable[[], T]) -> T:
+        """Run ``work`` in the thread, between two steps."""
+        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+
+        def job() -> None:
+            result = work()
+            loop.call_soon_threadsafe(_settle, done, result)
+
+        with self._wake:
+            if self._failure or self._closing:
+                raise EngineError(self._failure or "the engine is closed")
+            self._jobs.append(job)
+            self._wake.notify()
+        result: T = await done
+        return result
+
+    def _require(self, adapter: str | None) -> None:
+        if self._failure:
+            raise EngineError(self._failure)
+        if adapter is not None and adapter not in self._bank.adapters:
+            raise EngineError(f"adapter {adapter} is not installed")
+
+
+def _settle(future: asyncio.Future[Any], result: object) -> None:
+    if future.done():
+        return  # cancelled meanwhile
+    if isinstance(result, Exception):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

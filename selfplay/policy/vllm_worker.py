@@ -1,0 +1,177 @@
+"""What runs inside vLLM's engine process: receiving adapters, holding them in memory, and leaving with the parent.
+
+vLLM mixes `AdapterWorker` into its worker class and calls the ``selfplay_…`` methods between two engine steps, so each
+must be short: receiving, checking and building an adapter happens in a thread of `selfplay.sync.Staging`.
+
+vLLM knows adapters by path. A path ``mem://NAME`` means an adapter built here; `_load_adapter` is taught to find it, so
+whatever vLLM evicts from its caches comes back from memory as long as the adapter is not dropped.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+from vllm.lora.peft_helper import PEFTHelper
+
+from selfplay.errors import SyncError
+from selfplay.policy import cpu_lora
+from selfplay.sync import Staging
+from selfplay.wire.messages import BucketHeader, JoinWeights
+
+SCHEME = "mem://"
+PENDING = "pending"
+_PARENT_CHECK_S = 0.25
+ORPHANED_EXIT_CODE = 17
+
+
+class AdapterWorker:
+    """The methods of the server's engine in the worker; ``name`` is unique per installation."""
+
+    selfplay: AdapterRoom
+
+    def selfplay_setup(self, sync_timeout_s: float, correct_kernel: bool) -> dict[str, Any]:
+        """Once, after the model is loaded: what device it runs on and how many layers got the corrected kernel."""
+        runner: Any = self.model_runner  # type: ignore[attr-defined]
+        self.selfplay = AdapterRoom(runner.lora_manager, sync_timeout_s)
+        device = str(runner.device)
+        correct = correct_kernel and device == "cpu"
+        layers = cpu_lora.apply(runner.lora_manager._adapter_manager) if correct else 0
+        return {"device": device, "corrected_layers": layers, "threads": torch.get_num_threads(), "pid": os.getpid()}
+
+    def selfplay_join(self, message: bytes) -> None:
+        """Begin to join a weights group, in a thread."""
+        self.selfplay.join(msgspec.msgpack.decode(message, type=JoinWeights))
+
+    def selfplay_joined(self) -> str:
+        """``pending``, empty when joined, or what went wrong."""
+        return self.selfplay.joined()
+
+    def selfplay_begin(self, name: str, adapter_id: int, header: bytes) -> str:
+        """Begin to receive; an error in words, or empty."""
+        return self.selfplay.begin(name, adapter_id, msgspec.msgpack.decode(header, type=BucketHeader))
+
+    def selfplay_commit(self, name: str) -> dict[str, Any]:
+        """Register the adapter if it has arrived: ``state`` is ``pending``, ``failed`` (with ``error``) or ``done``."""
+        return self.selfplay.commit(name)
+
+    def selfplay_abort(self, name: str) -> None:
+        """Forget an adapter that is on its way."""
+        self.selfplay.abort(name)
+
+    def selfplay_drop(self, name: str) -> None:
+        """Free an adapter."""
+        self.selfplay.drop(name)
+
+
+class AdapterRoom:
+    """The adapters of one worker, by name: arriving and arrived."""
+
+    def __init__(self, worker_manager: Any, sync_timeout_s: float) -> None:
+        self._worker_manager, self._manager = worker_manager, worker_manager._adapter_manager
+        self._staging: Staging[Any] = Staging(timeout_s=sync_timeout_s)
+        self._built: dict[str, Any] = {}
+        self._joining: _Joining | None = None
+        load = worker_manager._load_adapter
+
+        def load_adapter(request: Any) -> Any:
+            built = self._built.get(request.lora_path.removeprefix(SCHEME))
+            return load(request) if built is None else built
+
+        worker_manager._load_adapter = load_adapter
+
+    def join(self, message: JoinWeights) -> None:
+        self._joining = _Joining(self._staging, message)
+
+    def joined(self) -> str:
+        return "no weights group was asked for" if self._joining is None else self._joining.state()
+
+    def begin(self, name: str, adapter_id: int, header: BucketHeader) -> str:
+        try:
+            self._staging.begin(name, header, lambda tensors, h: self._build(adapter_id, tensors, h))
+        except SyncError as e:
+            return str(e)
+        return ""
+
+    def commit(self, name: str) -> dict[str, Any]:
+        started = time.perf_counter()
+        if name in self._built:
+            return {"state": "done", "blocked_ms": 0.0}  # asked again because another worker was not there yet
+        if not self._staging.ready(name):
+            return {"state": PENDING}
+        try:
+            adapter = self._staging.take(name, 0.0)
+        except SyncError as e:
+            return {"state": "failed", "error": str(e)}
+        self._built[name] = adapter
+        if len(self._manager) + 1 > self._manager.capacity:
+            self._manager.remove_oldest_adapter()
+        self._manager.add_adapter(adapter)
+        return {"state": "done", "blocked_ms": (time.perf_counter() - started) * 1e3}
+
+    def abort(self, name: str) -> None:
+        self._staging.abort(name)
+
+    def drop(self, name: str) -> None:
+        built = self._built.pop(name, None)
+        if built is not None:
+            self._manager.remove_adapter(built.id)
+
+    def _build(self, adapter_id: int, tensors: dict[str, Tensor], header: BucketHeader) -> Any:
+        """A vLLM adapter out of PEFT tensors, packed as the model's layers want it. Runs beside the engine."""
+        manager = self._worker_manager
+        dtype, model = manager.lora_config.lora_dtype, self._manager.model
+        fields = {**header.adapter_config, "vllm_max_position_embeddings": manager.max_position_embeddings}
+        helper = PEFTHelper.from_dict(fields)
+        helper.validate_legal(manager.lora_config)
+        mapper = getattr(model, "hf_to_vllm_mapper", None)
+        # Copies: vLLM multiplies B by alpha / r in place, and the received bytes are let go of.
+        owned = {name: tensor.to(dtype, copy=True) for name, tensor in tensors.items()}
+        adapter = manager._lora_model_cls.from_lora_tensors(
+            adapter_id, owned, helper, device="cpu", dtype=dtype, model_vocab_size=manager.vocab_size,
+            weights_mapper=mapper.get_rename_mapper() if mapper else None,
+            skip_prefixes=getattr(model, "lora_skip_prefixes", None),
+        )  # fmt: skip
+        self._manager._create_merged_loras_inplace(adapter)
+        unknown = sorted(set(adapter.loras) - set(self._manager.modules))
+        if unknown:
+            raise SyncError(f"the engine has no layer for {unknown[0]}, which the adapter changes")
+        return adapter
+
+
+class _Joining:
+    """Joining a group takes as long as the others need; meanwhile the engine goes on."""
+
+    def __init__(self, staging: Staging[Any], message: JoinWeights) -> None:
+        self._staging, self._message = staging, message
+        self._error = ""
+        self._thread = threading.Thread(target=self._join, name="join weights group", daemon=True)
+        self._thread.start()
+
+    def state(self) -> str:
+        return PENDING if self._thread.is_alive() else self._error
+
+    def _join(self) -> None:
+        m = self._message
+        try:
+            self._staging.join(
+                m.transport, address=m.address, rank=m.rank, world_size=m.world_size, timeout_s=m.timeout_s
+            )
+        except Exception as e:  # noqa: BLE001  the thread's boundary: the server asks for the outcome and reports it
+            self._error = str(e) or type(e).__name__
+
+
+def _leave_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_S)
+    os._exit(ORPHANED_EXIT_CODE)
+
+
+# The engine process imports this module while it builds its worker. From then on it ends with the server, also when the
+# server was killed and could not say goodbye.
+threading.Thread(target=_leave_with, args=(os.getppid(),), name="parent watch", daemon=True).start()
