@@ -206,6 +206,15 @@ def test_a_damaged_row_is_named(records: LeagueRecords, tmp_path: Path) -> None:
         list(records.games())
 
 
+def test_a_full_disk_is_named_as_that_and_what_was_there_stays(records: LeagueRecords) -> None:
+    records.add([episode(0)])
+    (pages,) = records._db.execute("PRAGMA page_count").fetchone()
+    records._db.execute(f"PRAGMA max_page_count={pages}")
+    with pytest.raises(StoreError, match="full"):
+        records.add([episode(i) for i in range(1, 500)])
+    assert [g.episode_id for g in records.games()] == ["0.0"]
+
+
 def test_an_interrupted_transaction_leaves_no_half_batch(records: LeagueRecords, tmp_path: Path) -> None:
     def games() -> Iterator[Episode]:
         yield episode(0)

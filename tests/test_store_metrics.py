@@ -97,15 +97,22 @@ def test_no_metrics_yet(path: Path) -> None:
     assert read_metrics(path) == []
 
 
-def test_a_full_disk_is_one_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: object) -> int:
+def test_a_full_disk_is_one_line_and_leaves_no_half_line(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def half_then_full(fd: int, data: memoryview) -> int:
+        if len(data) > 10:
+            return write(fd, data[:-10])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with MetricsLog.open(path, None, say=no_one) as log:
-        monkeypatch.setattr(module.os, "write", full)
+        log.write(1, {"loss": 1.0})
+        monkeypatch.setattr(module.os, "write", half_then_full)
         with pytest.raises(StoreError, match=r"metrics\.jsonl: No space left on device"):
-            log.write(1, {})
+            log.write(2, {"loss": 1.0})
         monkeypatch.undo()
+        log.write(3, {"loss": 1.0})
+    assert [r["step"] for r in read_metrics(path)] == [1, 3]
 
 
 def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:

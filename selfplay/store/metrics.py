@@ -7,6 +7,7 @@ leave out what a resume went back behind.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import os
@@ -81,10 +82,13 @@ class MetricsLog:
 
     def _append(self, row: Row) -> None:
         data = memoryview(f"{json_line(row)}\n".encode())
+        end = os.fstat(self._fd).st_size
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError as e:
+            with contextlib.suppress(OSError):  # no half line stays, where the disk still allows that much
+                os.ftruncate(self._fd, end)
             raise as_store_error(self._path, e) from e
 
 

@@ -18,6 +18,7 @@ import datetime
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,7 @@ class RunFolder:
             write_bytes(run.manifest_path, manifest.to_json())
         except BaseException:
             run.close()
+            shutil.rmtree(path, ignore_errors=True)
             raise
         return run
 
