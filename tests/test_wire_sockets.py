@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket as plain_socket
+import time
 from pathlib import Path
 
 import pytest
@@ -246,6 +247,24 @@ def test_no_message_is_lost_when_receives_time_out_or_are_cancelled(address: str
         context.destroy(linger=0)
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_send_that_uses_up_the_signal_of_a_message_does_not_leave_its_reader_asleep(address: str) -> None:
+    async def run() -> None:
+        context = zmq.Context()
+        router = bind_router(context, address)
+        client = connect_dealer(context, address, b"client")
+        await client.send(b"hello")
+        assert await receive(router, 10)
+        reading = asyncio.create_task(receive(client, 5))
+        await asyncio.sleep(0.1)
+        assert router.offer((b"client", b"reply"))
+        time.sleep(0.2)  # the reply arrives while the loop is busy elsewhere ...
+        assert client.offer((b"next",))  # ... and this send sees its signal first
+        assert await reading == [b"reply"]
+        context.destroy(linger=0)
+
+    asyncio.run(run())
 
 
 def test_a_flood_does_not_starve_other_tasks(address: str) -> None:
