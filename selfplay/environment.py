@@ -27,7 +27,9 @@ from selfplay.types import Scalar
 class Forfeit(msgspec.Struct, frozen=True, kw_only=True):
     """What a seat's illegal moves cost: after ``retries`` further tries the seat forfeits.
 
-    The offender gets ``offender``, every other seat ``others``: one equal result.
+    The offender gets ``offender``, every other seat ``others``: one equal result. In a zero-sum game the others share
+    equally what is lost, whatever ``others`` says, and when several forfeit in one round they lose no more together than
+    the others may win; when all do, all get 0.
     """
 
     retries: int = 1

@@ -110,21 +110,17 @@ class Table:
             return _text(self._environment.transcript(), "transcript")
 
     def forfeit_rewards(self, offenders: Sequence[str]) -> dict[str, float]:
-        """What the declared forfeit gives each seat.
-
-        When several seats forfeit in one round of a zero-sum game, the others share what those lose; when all do,
-        nobody is ahead and all get 0.
-        """
+        """What the declared forfeit gives each seat; see `Forfeit` for games of more than two seats."""
         self._inside.seat = offenders[0]
         with self._inside:
-            declared, num_others = self._environment.forfeit, len(self.seats) - len(offenders)
-            others = declared.others
-            if len(offenders) > 1 and self._environment.zero_sum and num_others:
-                others = -declared.offender * len(offenders) / num_others
-            if len(offenders) > 1 and not num_others:
-                return dict.fromkeys(self.seats, 0.0)
-            rewards = {s: declared.offender if s in offenders else others for s in self.seats}
-            return checked_rewards(self._environment, rewards)
+            game, num_lost, num_others = self._environment, len(offenders), len(self.seats) - len(offenders)
+            lost, others = game.forfeit.offender, game.forfeit.others
+            if game.zero_sum and num_others:
+                others = min(-lost * num_lost / num_others, game.reward_range[1])
+                lost = -others * num_others / num_lost
+            elif game.zero_sum:
+                lost = 0.0
+            return checked_rewards(game, {s: lost if s in offenders else others for s in self.seats})
 
 
 class _Inside(Isolation):
