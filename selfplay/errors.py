@@ -1,20 +1,20 @@
 """Every error selfplay raises on purpose, one type per boundary.
 
-    SelfplayError
-    ├── UserError            the user's mistake: one line, exit 2, no traceback
-    │   ├── ConfigError          a config key or value
-    │   ├── UnknownNameError     an id nothing is registered under (carries the nearest matches)
-    │   └── MissingExtraError    a package that an optional extra brings
-    ├── RunError             a fault during a run: one line and where to look, exit 1
-    │   ├── WorkerError          an environment pool spent its restart budget
-    │   ├── EngineError          the policy server or its engine failed
-    │   ├── TrainerError         a trainer rank failed
-    │   ├── SyncError            a version could not be moved or did not prove itself on the engine
-    │   ├── StoreError           the run folder cannot be written or read
-    │   └── StalledError         nothing moved for too long; names who waits for whom
-    ├── WireError            a frame that broke the schema or a limit; counted and dropped at ingress
-    ├── IllegalMove          raised by an environment's ``parse``: the seat may try again
-    └── EnvironmentFault     an environment's own bug, with env, seed, seat and turn; the episode fails, the run goes on
+SelfplayError
+├── UserError            the user's mistake: one line, exit 2, no traceback
+│   ├── ConfigError          a config key or value
+│   ├── UnknownNameError     an id nothing is registered under (carries the nearest matches)
+│   └── MissingExtraError    a package that an optional extra brings
+├── RunError             a fault during a run: one line and where to look, exit 1
+│   ├── WorkerError          an environment pool spent its restart budget
+│   ├── EngineError          the policy server or its engine failed
+│   ├── TrainerError         a trainer rank failed
+│   ├── SyncError            a version could not be moved or did not prove itself on the engine
+│   ├── StoreError           the run folder cannot be written or read
+│   └── StalledError         nothing moved for too long; names who waits for whom
+├── WireError            a frame that broke the schema or a limit; counted and dropped at ingress
+├── IllegalMove          raised by an environment's ``parse``: the seat may try again
+└── EnvironmentFault     an environment's own bug, with env, seed, seat and turn; the episode fails, the run goes on
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ class Diary:
 
 
 class FakeTrainer:
-    def __init__(self, diary: Diary, logprobs: tuple[float, ...] = (-1.0, -2.0), send_error: Exception | None = None) -> None:
+    def __init__(
+        self, diary: Diary, logprobs: tuple[float, ...] = (-1.0, -2.0), send_error: Exception | None = None
+    ) -> None:
         self.diary, self.logprobs, self.send_error = diary, logprobs, send_error
 
     async def export(self, make: Any, timeout_s: float) -> Exported:
@@ -43,7 +45,9 @@ class FakeTrainer:
 
 
 class FakeEngine:
-    def __init__(self, diary: Diary, name: str = "e", logprobs: tuple[float, ...] = (-1.0, -2.0), hang: bool = False) -> None:
+    def __init__(
+        self, diary: Diary, name: str = "e", logprobs: tuple[float, ...] = (-1.0, -2.0), hang: bool = False
+    ) -> None:
         self.diary, self.name, self.logprobs, self.hang = diary, name, logprobs, hang
 
     def __getattr__(self, call: str) -> Any:

@@ -12,7 +12,7 @@ from selfplay.store.episode_log import EpisodeLog
 
 pytestmark = pytest.mark.engine
 
-LONG = ("train", "--env", "kuhn-poker-v0", "train.steps=400", "name=r", "--json", *TINY)
+LONG = ("train", "--env", "debate-v0", "train.steps=400", "name=r", "--json", *TINY)
 
 
 def start(folder: Path, *more: str) -> Run:

@@ -22,24 +22,25 @@ from typing import Any
 
 from selfplay.buffer import may_train, startable
 from selfplay.config import Config
+from selfplay.controller.collector import Collector
 from selfplay.controller.memory import Memory
 from selfplay.controller.publisher import Publisher, SyncReport
-from selfplay.controller.report import AgentStep, Observer, RateMeter, Status, StepReport, batch_figures, flat_metrics
+from selfplay.controller.report import AgentStep, Observer, Status, StepReport, batch_figures, flat_metrics
 from selfplay.controller.trainer_link import TrainerLink
-from selfplay.errors import RunError, StalledError, WorkerError
+from selfplay.errors import RunError, StalledError
 from selfplay.league import LeagueRecords, Matchmaker
-from selfplay.pool import EpisodeResult, FailedResult, PoolSupervisor
+from selfplay.pool import PoolSupervisor
 from selfplay.scoring import Algorithm, action_counts, agents_with_signal, episode_segments
 from selfplay.scoring.packing import plan_micro_batches
 from selfplay.store.checkpoints import Checkpoints
 from selfplay.store.episode_log import EpisodeLog
 from selfplay.store.metrics import MetricsLog
-from selfplay.store.state import PendingMatch
-from selfplay.types import Episode, Match, PolicyVersion, Segment
+from selfplay.types import Episode, PolicyVersion, Segment
 from selfplay.wire.messages import AgentReport, StepDone
 
 STATUS_EVERY_S = 0.5
 TRAINER_FOLDER = "trainer"
+WAITING = "waiting for episodes"
 
 
 class Controller:
@@ -60,32 +61,34 @@ class Controller:
         algorithm: Algorithm,
         memory: Memory,
         observer: Observer,
+        reward_range: tuple[float, float],
         find_fault: Callable[[], RunError | None],
     ) -> None:
         self._config, self._matchmaker, self._pool = config, matchmaker, pool
-        self._log, self._metrics, self._checkpoints = log, metrics, checkpoints
-        self._trainer, self._publisher, self._league, self._algorithm = trainer, publisher, league, algorithm
+        self._metrics, self._checkpoints = metrics, checkpoints
+        self._trainer, self._publisher, self._algorithm = trainer, publisher, algorithm
         self._memory, self._observer, self._find_fault = memory, observer, find_fault
         self._changed = asyncio.Condition()
         self._stopping = False
         self._phase = "starting"
-        self._failures_in_a_row = 0
-        self._unrecorded: list[Episode] = []
         self.last_report: StepReport | None = None
-        self._meter = RateMeter()
         self._syncs: dict[str, SyncReport] = {}
+        self._collector = Collector(
+            pool=pool, log=log, league=league, memory=memory, observer=observer, reward_range=reward_range,
+            batch=config.train.batch, max_failures=config.rollout.max_failures, until=self._until, notify=self._notify,
+            starved=lambda: self._phase == WAITING and not self._may_train(),
+        )  # fmt: skip
 
     def stop(self) -> None:
         """Finish the step that is under way, save, and leave."""
         self._stopping = True
         self._observer.event("stopping: finishing the step under way and saving; once more to leave at once")
-        asyncio.get_running_loop().create_task(self._notify())
 
     async def run(self) -> str:
         """Train to the last step. Returns ``finished`` or ``interrupted``; raises `RunError`."""
         try:
             async with asyncio.TaskGroup() as group:
-                background = [group.create_task(t()) for t in (self._dispatch, self._collect, self._watch)]
+                background = [group.create_task(t()) for t in (self._dispatch, self._collector.run, self._watch)]
                 outcome = await self._train()
                 for task in background:
                     task.cancel()
@@ -114,53 +117,12 @@ class Controller:
             trained=counts.trained, waiting=counts.waiting, in_flight=counts.in_flight, total_steps=train.steps,
         ) > 0  # fmt: skip
 
-    async def _collect(self) -> None:
-        while True:
-            result = await self._pool.next_result()
-            if isinstance(result, EpisodeResult):
-                await self._store(result)
-            else:
-                await self._record_failure(result)
-            await self._notify()
-
-    async def _store(self, result: EpisodeResult) -> None:
-        """Durable first, acknowledged after; a full buffer holds the worker back."""
-        episode = result.episode
-        await self._until(lambda: self._memory.buffer.has_room(len(result.data)))
-        seq = await asyncio.to_thread(self._log.append, result.data)
-        self._unrecorded.append(episode)
-        self._end_flight(episode.match)
-        self._memory.ledger.store(episode.episode_id)
-        self._memory.buffer.put(seq, result.data, episode)
-        await self._pool.ack(episode.episode_id)
-        self._meter.add(episode.num_tokens()[1])
-        self._failures_in_a_row = 0
-
-    async def _record_failure(self, result: FailedResult) -> None:
-        memory, match = self._memory, result.match
-        self._end_flight(match)
-        if result.kind == "infrastructure":
-            memory.ledger.void(match.episode_id, result.reason)
-            memory.replays.append(PendingMatch(match.index, match.attempt + 1))
-        else:
-            memory.ledger.fail(match.episode_id, result.reason)
-        await self._pool.ack(match.episode_id)
-        self._failures_in_a_row += 1
-        self._observer.event(f"episode {match.episode_id} {result.kind} failure: {result.message}")
-        if self._failures_in_a_row > self._config.rollout.max_failures:
-            raise WorkerError(
-                f"{self._failures_in_a_row} episodes in a row failed (rollout.max_failures); the last: {result.message}"
-            )
-
-    def _end_flight(self, match: Match) -> None:
-        self._memory.began_with.pop(PendingMatch(match.index, match.attempt), None)
-
     # ── training ──────────────────────────────────────────────────────────────────────────────
 
     async def _train(self) -> str:
         memory, config = self._memory, self._config
         while memory.step < config.train.steps:
-            self._phase = "waiting for episodes"
+            self._phase = WAITING
             waited_from = time.monotonic()
             await self._until(lambda: self._stopping or self._may_train())
             if self._stopping:
@@ -169,7 +131,7 @@ class Controller:
         interrupted = memory.step < config.train.steps
         if interrupted:
             await self._checkpoint()
-        await self._record_games()
+        await self._collector.record_games()
         self._phase = "interrupted" if interrupted else "finished"
         return self._phase
 
@@ -209,13 +171,8 @@ class Controller:
             "train_s": trained_s, "wait_s": waited_s,
             "trained_tokens_per_s": sum(r.num_tokens for r in replies) / trained_s,
         }  # fmt: skip
-        await self._record_games()
+        await self._collector.record_games()
         self._report(figures, replies, agents)
-
-    async def _record_games(self) -> None:
-        """Into the league, a step's worth at once; after a kill they are read from the log again."""
-        games, self._unrecorded = self._unrecorded, []
-        await asyncio.to_thread(self._league.add, games)
 
     def _segments(self, episodes: list[Episode]) -> list[Segment]:
         advantages = self._algorithm.advantages(episodes)
@@ -241,7 +198,7 @@ class Controller:
         memory = self._memory
         trained = replies[0].agents if replies else {}
         done_here = memory.step - memory.first_step
-        episodes_per_s, tokens_per_s = self._meter.rates()
+        episodes_per_s, tokens_per_s = self._collector.meter.rates()
         report = StepReport(
             step=memory.step, num_steps=self._config.train.steps, elapsed_s=memory.elapsed_s,
             eta_s=memory.elapsed_here_s / done_here * (self._config.train.steps - memory.step),
@@ -277,9 +234,10 @@ class Controller:
             mark = (self._memory.ledger.snapshot(), self._memory.step, self._phase)
             if mark != last_mark:
                 last_mark, moved_at = mark, time.monotonic()
-            if self._phase.startswith("waiting") and time.monotonic() - moved_at > self._config.stall_timeout_s:
+            if self._phase == WAITING and time.monotonic() - moved_at > self._config.stall_timeout_s:
                 raise StalledError(self._describe_stall(time.monotonic() - moved_at))
             self._observer.status(self._status())
+            await self._notify()  # a restarted worker or a signal has no other way to wake a waiting task
             await asyncio.sleep(STATUS_EVERY_S)
 
     def _describe_stall(self, for_s: float) -> str:

@@ -73,7 +73,7 @@ class Session:
         metrics = stack.enter_context(
             MetricsLog.open(
                 self._run.metrics_path, self._run.tensorboard, say=say,
-                resume_step=self._checkpoint.step if self._checkpoint else None,
+                resume_step=self._state.step if self._run.manifest().resumes else None,
             )
         )  # fmt: skip
         buffer = EpisodeBuffer(max_episodes=config.buffer.max_episodes, max_bytes=config.buffer.max_bytes)
@@ -103,7 +103,8 @@ class Session:
             config=config, log=log, metrics=metrics,
             checkpoints=Checkpoints(self._run.checkpoints, keep=config.checkpoint.keep, say=say),
             matchmaker=plan.matchmaker, pool=pool, trainer=trainer, publisher=publisher, league=league,
-            algorithm=plan.algorithm, memory=memory, observer=self._observer, find_fault=children.fault,
+            algorithm=plan.algorithm, memory=memory, observer=self._observer,
+            reward_range=plan.spec.reward_range, find_fault=children.fault,
         )  # fmt: skip
         async with _stopped_by_signals(controller):
             outcome = await controller.run()
@@ -163,7 +164,7 @@ class Session:
             report = await publisher.publish(PolicyVersion(agent, self._state.versions[agent]))
             self._observer.event(
                 f"{report.version} is current: {report.num_bytes / 1e6:.1f} MB by {self._plan.transport} in "
-                f"{report.total_s:.2f} s, probe mean |Δlogp| {report.probe_mean:.5f} (max {report.probe_max:.4f})"
+                f"{report.total_s:.2f} s (export {report.export_s:.2f}, move {report.move_s:.2f}), probe mean |Δlogp| {report.probe_mean:.5f} (max {report.probe_max:.4f})"
             )
 
     # ── what each process is told ─────────────────────────────────────────────────────────────

@@ -29,7 +29,9 @@ def cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
         lines = cpuinfo.read_text("utf-8", "replace").splitlines()
     except OSError:
         return set()
-    return next((set(line.partition(":")[2].split()) for line in lines if line.lower().startswith(("flags", "features"))), set())
+    return next(
+        (set(line.partition(":")[2].split()) for line in lines if line.lower().startswith(("flags", "features"))), set()
+    )
 
 
 def auto_dtype(stored: Literal["float32", "bfloat16"]) -> Literal["float32", "bfloat16"]:

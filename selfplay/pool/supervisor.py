@@ -154,6 +154,17 @@ class PoolSupervisor:
             raise self._error or RunError("the environment pool was closed")
         return result
 
+    def ready_results(self, limit: int) -> list[Result]:
+        """Up to ``limit`` further results that need no waiting."""
+        ready: list[Result] = []
+        while len(ready) < limit and not self._results.empty():
+            result = self._results.get_nowait()
+            if result is None:
+                self._results.put_nowait(None)
+                break
+            ready.append(result)
+        return ready
+
     async def ack(self, episode_id: str) -> None:
         """The result of this attempt is durable: its worker may forget it."""
         worker = self._leases.ack(episode_id)
