@@ -4,7 +4,8 @@
     engine_blocked_ms             how long the engine's own loop is held up, per 10 MB of adapter
     lost_ms_per_publication       generation time lost per publication, whatever the cause
     memory_vs_file                trainer's tensors → first token of the new version: in memory against by disk
-    publish_TRANSPORT_p50, _p99   the same by each transport, engine idle
+    usable_memory_vs_file         trainer's tensors → requests may name the new version, likewise
+    publish_ROUTE_p50, _p99       tensors → first token by each transport and by disk, engine idle
 
 The load samples a fixed number of tokens from the base and two other adapters, so both runs do the same work. By disk
 means save, fsync and rename, then vLLM's own loader.
@@ -24,7 +25,7 @@ from typing import get_args
 import msgspec
 
 from selfplay.bench.report import Row
-from selfplay.bench.sync_site import Route, Site
+from selfplay.bench.sync_site import Published, Route, Site
 from selfplay.models import resolve_model
 from selfplay.models.cache import cache_folder
 from selfplay.process import RuntimeDir
@@ -46,7 +47,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     """Runs with and without publications."""
 
 
-FULL = Size(model=MODEL, publications=30, requests=160, pairs=5)
+FULL = Size(model=MODEL, publications=20, requests=96, pairs=3)
 QUICK = Size(model=QUICK_MODEL, publications=3, requests=48, pairs=1)
 
 
@@ -121,35 +122,33 @@ async def _publish_until(site: Site, done: asyncio.Event) -> int:
 
 async def _idle(site: Site, size: Size) -> list[Row]:
     """Every route in turn, engine idle."""
-    routes: dict[str, Callable[[], Awaitable[float]]] = {r: _publisher(site, r) for r in get_args(Route)}
+    routes: dict[str, Callable[[], Awaitable[Published]]] = {r: _publisher(site, r) for r in get_args(Route)}
     routes["disk"] = site.publish_by_disk
-    times: dict[str, list[float]] = {name: [] for name in routes}
+    taken: dict[str, list[Published]] = {name: [] for name in routes}
     for number in range(size.publications + 1):
         for name, publish in routes.items():
-            elapsed_ms = await publish()
+            took = await publish()
             if number:  # the first of each is a warm-up
-                times[name].append(elapsed_ms)
-    by_disk = statistics.median(times["disk"])
-    rows = [
-        Row(
-            name="memory_vs_file", value=statistics.median(times["gloo"]), unit="ms", repeats=size.publications,
-            ratio=by_disk / statistics.median(times["gloo"]), reference="save, fsync, vLLM's disk loader",
-        )
-    ]  # fmt: skip
-    for name, taken in times.items():
-        p50, p99 = percentiles(taken)
-        rows += [
-            Row(
-                name=f"publish_{name}_{which}", value=value, unit="ms", repeats=size.publications,
-                ratio=by_disk / value if which == "p50" else None,
-                reference="save, fsync, vLLM's disk loader (p50)" if which == "p50" else "",
-            )
-            for which, value in (("p50", p50), ("p99", p99))
-        ]  # fmt: skip
+                taken[name].append(took)
+    first = {name: [t.first_token_ms for t in times] for name, times in taken.items()}
+    usable = {name: [t.usable_ms for t in times] for name, times in taken.items()}
+    rows = [_against_disk("memory_vs_file", first), _against_disk("usable_memory_vs_file", usable)]
+    for name, times in first.items():
+        p50, p99 = percentiles(times)
+        rows.append(Row(name=f"publish_{name}_p50", value=p50, unit="ms", repeats=len(times)))
+        rows.append(Row(name=f"publish_{name}_p99", value=p99, unit="ms", repeats=len(times)))
     return rows
 
 
-def _publisher(site: Site, route: Route) -> Callable[[], Awaitable[float]]:
+def _against_disk(name: str, times: dict[str, list[float]]) -> Row:
+    memory, disk = statistics.median(times["gloo"]), statistics.median(times["disk"])
+    return Row(
+        name=name, value=memory, unit="ms", ratio=disk / memory, repeats=len(times["gloo"]),
+        reference="save, fsync, vLLM's disk loader",
+    )  # fmt: skip
+
+
+def _publisher(site: Site, route: Route) -> Callable[[], Awaitable[Published]]:
     return lambda: site.publish(route)
 
 

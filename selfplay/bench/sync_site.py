@@ -13,6 +13,7 @@ import itertools
 import json
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -32,12 +33,25 @@ if TYPE_CHECKING:
 RANKS = {"float32": 8, "bfloat16": 16}
 """By dtype, so that an adapter on all projections of SmolLM2-135M has 9.8 MB either way."""
 PROMPT_TOKENS, REPLY_TOKENS = 48, 24
+"""Of the load."""
+FIRST_PROMPT_TOKENS = 4
+"""Of the request for a first token: short, so that what is timed is the way of the adapter and not the prompt's."""
 CONCURRENCY = 16
 TIMEOUT_S = 60.0
 LOADED = ("one@0", "two@0")
 """Adapters the load samples from, besides the base."""
 
 Route = Literal["gloo", "shm", "file"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """Milliseconds since the trainer's step ended."""
+
+    usable_ms: float
+    """Requests may name the new version."""
+    first_token_ms: float
+    """The new version has sampled a token."""
 
 
 class Site:
@@ -82,18 +96,19 @@ class Site:
                 sender.close()
             await site.engine.close()
 
-    async def publish(self, route: Route) -> float:
-        """Milliseconds from the trainer's tensors to the first token of the new version; the version is dropped after."""
+    async def publish(self, route: Route) -> Published:
+        """From the trainer's tensors to a token of the new version, which is dropped after."""
         name = f"new@{next(self._numbers)}"
         start = time.perf_counter()
         await self.install(name, route)
-        await self.sample(name, name, 1)
-        elapsed_ms = (time.perf_counter() - start) * 1e3
+        usable = time.perf_counter()
+        await self.sample(name, name, 1, FIRST_PROMPT_TOKENS)
+        took = _published(start, usable)
         await self.engine.drop(name)
-        return elapsed_ms
+        return took
 
-    async def publish_by_disk(self) -> float:
-        """The same by the usual way: save, fsync and rename, then a request that names the folder, which vLLM loads."""
+    async def publish_by_disk(self) -> Published:
+        """The same by the usual way: save, fsync and rename, then vLLM loads the folder."""
         from selfplay.sync import save_adapter
 
         name = f"disk@{next(self._numbers)}"
@@ -107,12 +122,14 @@ class Site:
 
         await asyncio.to_thread(save)
         request = self._disk_request(name)
+        await self.engine._engine.add_lora(request)
+        usable = time.perf_counter()
         self.engine._adapters[name] = request
-        await self.sample(name, name, 1)
-        elapsed_ms = (time.perf_counter() - start) * 1e3
+        await self.sample(name, name, 1, FIRST_PROMPT_TOKENS)
+        took = _published(start, usable)
         del self.engine._adapters[name]
         await self.engine._engine.remove_lora(request.lora_int_id)
-        return elapsed_ms
+        return took
 
     async def install(self, name: str, route: Route) -> None:
         """Pack, announce, send and commit, as a controller and a trainer do it."""
@@ -128,10 +145,10 @@ class Site:
         self.blocked_ms.append(timings["blocked_ms"])
         self.num_bytes = bucket.header.num_bytes
 
-    async def sample(self, request: str, adapter: str | None, num_tokens: int) -> None:
+    async def sample(self, request: str, adapter: str | None, num_tokens: int, prompt_tokens: int) -> None:
         """Sample exactly ``num_tokens`` after a prompt that depends on the request only."""
         start = sum(request.encode()) % 200
-        ids = [start + i % 50 for i in range(PROMPT_TOKENS)]
+        ids = [start + i % 50 for i in range(prompt_tokens)]
         out = await self.engine.generate(request, ids, Sampling(max_tokens=num_tokens, seed=start), (), adapter)
         if len(out.ids) != num_tokens:
             raise RunError(f"the engine sampled {len(out.ids)} tokens where {num_tokens} were asked for")
@@ -142,7 +159,9 @@ class Site:
 
         async def client() -> None:
             for i in waiting:
-                await self.sample(f"load-{run}-{i}", (None, *LOADED)[i % (1 + len(LOADED))], REPLY_TOKENS)
+                await self.sample(
+                    f"load-{run}-{i}", (None, *LOADED)[i % (1 + len(LOADED))], REPLY_TOKENS, PROMPT_TOKENS
+                )
 
         start = time.perf_counter()
         await asyncio.gather(*(client() for _ in range(CONCURRENCY)))
@@ -160,6 +179,10 @@ class Site:
         from vllm.lora.request import LoRARequest
 
         return LoRARequest(name, next(self.engine._ids), str(self._disk / name))
+
+
+def _published(start: float, usable: float) -> Published:
+    return Published(usable_ms=(usable - start) * 1e3, first_token_ms=(time.perf_counter() - start) * 1e3)
 
 
 def adapter_tensors(model: ResolvedModel, rank: int) -> dict[str, Tensor]:

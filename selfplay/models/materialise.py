@@ -5,6 +5,7 @@ A process of its own, so that the caller stays free of torch and transformers, a
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -14,9 +15,12 @@ END_OF_TURN = "<|im_end|>"
 
 def main(source: Path, target: Path) -> None:
     """Write weights (bfloat16, safetensors), tokenizer with its chat template, and a generation_config into ``target``."""
+    import gguf
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
+    # transformers asks for this table once per module of the model; building it anew each time takes longer than the rest.
+    gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
     model = AutoModelForCausalLM.from_pretrained(
         source.parent, gguf_file=source.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
     )
