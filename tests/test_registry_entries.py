@@ -106,7 +106,9 @@ def test_unknown_names_carry_the_nearest() -> None:
         load_agent("randon")
 
 
-def test_the_highest_version_is_taken_and_the_resolved_id_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_highest_version_is_taken_and_the_resolved_id_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     points = {f"nim-v{n}": "nim_game:Nim" for n in (2, 9, 10)} | {"lab/nim-v3": "nim_game:Nim"}
     write_distribution(tmp_path, "nim-game", modules={"nim_game": ""}, entry_points={ENVIRONMENTS: points})
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -66,7 +66,9 @@ def test_a_missing_file_and_a_folder() -> None:
 
 def test_an_imported_base_in_a_file_is_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "game.py"
-    path.write_text("from selfplay import Environment\nclass _Helper(Environment): ...\nclass Mine(_Helper): ...\n", "utf-8")
+    path.write_text(
+        "from selfplay import Environment\nclass _Helper(Environment): ...\nclass Mine(_Helper): ...\n", "utf-8"
+    )
     assert load_environment(str(path)).__name__ == "Mine"
 
 
@@ -132,7 +134,9 @@ def test_a_value_is_returned_in_its_kind_or_refused(kind: str, value: bool | int
 
 def test_a_constructor_that_raises_is_the_environments_fault(tmp_path: Path) -> None:
     path = tmp_path / "game.py"
-    source = "from selfplay import Environment\nclass G(Environment):\n def __init__(self, rng):\n  raise KeyError('deck')\n"
+    source = (
+        "from selfplay import Environment\nclass G(Environment):\n def __init__(self, rng):\n  raise KeyError('deck')\n"
+    )
     path.write_text(source, "utf-8")
     with pytest.raises(EnvironmentFault, match="KeyError: 'deck'") as caught:
         make_environment(str(path), {}, seed=7)
@@ -178,7 +182,9 @@ def test_an_endless_import_is_bounded(tmp_path: Path, monkeypatch: pytest.Monkey
         describe("child-v0", timeout_s=1.5)
 
 
-def test_prints_do_not_break_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_prints_do_not_break_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     _child_game(tmp_path, monkeypatch, "import os; print('noise\\n' * 10_000); os.write(1, b'raw noise')")
     assert describe("child-v0").seats == ("a", "b")
     out = capfd.readouterr()
@@ -203,7 +209,11 @@ def test_a_child_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_secrets_do_not_reach_the_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SELFPLAY_API_KEY", "sk-canary")
     monkeypatch.setenv("HF_TOKEN", "hf-canary")
-    _child_game(tmp_path, monkeypatch, "import os; leak = [v for v in os.environ.values() if v in ('sk-canary', 'hf-canary')]; assert not leak, leak")
+    _child_game(
+        tmp_path,
+        monkeypatch,
+        "import os; leak = [v for v in os.environ.values() if v in ('sk-canary', 'hf-canary')]; assert not leak, leak",
+    )
     assert describe("child-v0").seats == ("a", "b")
 
 
@@ -212,4 +222,6 @@ def _child_game(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> Non
     points = {ENVIRONMENTS: {"child-v0": "child_game:Game"}}
     write_distribution(folder, "child-game", modules={"child_game": source}, entry_points=points)
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep))
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    )

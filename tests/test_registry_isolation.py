@@ -41,9 +41,14 @@ def test_the_outer_state_is_restored_also_after_an_error(way: str) -> None:
     random.seed(4)
     random.gauss(0, 1)
     before, stdout = random.getstate(), sys.stdout
-    with pytest.raises(KeyError), Isolation(1):
-        random.seed(7)
-        raise KeyError
+
+    def breaks() -> None:
+        with Isolation(1):
+            random.seed(7)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        breaks()
     assert random.getstate() == before
     assert sys.stdout is stdout
 

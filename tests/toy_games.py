@@ -91,7 +91,12 @@ def match_of(seats: Sequence[str], *, seed: int = 1, limits: Limits | None = Non
 
 
 def play_toy(
-    game: Environment, players: Mapping[str, Player], *, seed: int = 1, limits: Limits | None = None, jury: Jury | None = None
+    game: Environment,
+    players: Mapping[str, Player],
+    *,
+    seed: int = 1,
+    limits: Limits | None = None,
+    jury: Jury | None = None,
 ) -> Episode:
     """Play one toy game to its end."""
     match = match_of(tuple(players), seed=seed, limits=limits)
@@ -104,7 +109,12 @@ def seated(game: Environment, make: Callable[[str], Scripted] | None = None) -> 
 
 
 def write_distribution(
-    folder: Path, name: str, *, version: str = "1.0", modules: Mapping[str, str], entry_points: Mapping[str, Mapping[str, str]]
+    folder: Path,
+    name: str,
+    *,
+    version: str = "1.0",
+    modules: Mapping[str, str],
+    entry_points: Mapping[str, Mapping[str, str]],
 ) -> Path:
     """An installed distribution in ``folder``: modules, metadata and entry points, as pip would leave them."""
     for module, source in modules.items():
@@ -112,6 +122,8 @@ def write_distribution(
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", "utf-8")
-    lines = [f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in entry_points.items()]
+    lines = [
+        f"[{group}]\n" + "".join(f"{k} = {v}\n" for k, v in points.items()) for group, points in entry_points.items()
+    ]
     (info / "entry_points.txt").write_text("\n".join(lines), "utf-8")
     return folder

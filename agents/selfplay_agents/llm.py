@@ -71,7 +71,7 @@ class LLMPlayer:
 
     def _lists_legal(self, view: str, legal: tuple[str, ...]) -> bool:
         if self._legal == "auto":
-            named = set(view.replace(",", " ").replace(".", " ").split())
+            named = {word.strip(".,;:?!") for word in view.split()}
             return not all(move in named for move in legal)
         return self._legal == "always"
 

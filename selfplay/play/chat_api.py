@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import http.client
 import os
+import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -102,34 +103,55 @@ class ChatApi:
         raise AssertionError("the loop returns or raises")
 
     async def _post(self, data: bytes) -> bytes:
-        connection = self._connection()
+        exchange = _Exchange(self._connection(), self._path, data)
         try:
-            status, reply = await in_thread(lambda: self._exchange(connection, data))
+            status, reply = await in_thread(exchange.run)
         except (OSError, http.client.HTTPException) as e:
             raise _Retry(f"{type(e).__name__}: {e}") from None
         finally:
-            _abort(connection)
+            exchange.abort()
         if status in _RETRIED:
             raise _Retry(f"HTTP status {status}")
         if status != 200:
             hint = f"; is {KEY_VARIABLE} set?" if status in (401, 403) else ""
             raise EngineError(f"API at {self._host} refused the request with HTTP status {status}{hint}")
+        if len(reply) > MAX_REPLY_BYTES:
+            raise EngineError(f"API at {self._host} answered with more than {MAX_REPLY_BYTES} bytes")
         return reply
 
     def _connection(self) -> http.client.HTTPConnection:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
         return kind(self._host, self._port, timeout=self._timeout_s)
 
-    def _exchange(self, connection: http.client.HTTPConnection, data: bytes) -> tuple[int, bytes]:
+
+class _Exchange:
+    """One request and its reply, run in a thread; `abort` ends it from another one."""
+
+    def __init__(self, connection: http.client.HTTPConnection, path: str, data: bytes) -> None:
+        self._connection, self._path, self._data = connection, path, data
+        self._socket: socket.socket | None = None
+        self._aborted = False
+
+    def run(self) -> tuple[int, bytes]:
+        """(status, reply), of the reply at most one byte over the limit."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key := os.environ.get(KEY_VARIABLE):
             headers["Authorization"] = f"Bearer {key}"
-        connection.request("POST", self._path, body=data, headers=headers)
-        response = connection.getresponse()
-        reply = response.read(MAX_REPLY_BYTES + 1)
-        if len(reply) > MAX_REPLY_BYTES:
-            raise EngineError(f"API at {self._host} answered with more than {MAX_REPLY_BYTES} bytes")
-        return response.status, reply
+        with contextlib.closing(self._connection) as connection:
+            connection.connect()
+            self._socket = connection.sock  # a reply that ends with the connection takes it away from there
+            if self._aborted:
+                raise ConnectionAbortedError("given up while connecting")
+            connection.request("POST", self._path, body=self._data, headers=headers)
+            with connection.getresponse() as response:
+                return response.status, response.read(MAX_REPLY_BYTES + 1)
+
+    def abort(self) -> None:
+        """Wake a thread that still waits on the connection; it closes what it opened. Harmless afterwards."""
+        self._aborted = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 def api_base(given: str) -> str:
@@ -148,11 +170,3 @@ def _choice(reply: bytes) -> Choice:
     if not completion.choices:
         raise _Retry("the reply holds no choice")
     return completion.choices[0]
-
-
-def _abort(connection: http.client.HTTPConnection) -> None:
-    """End the connection, also under a thread that still waits on it."""
-    if connection.sock is not None:
-        with contextlib.suppress(OSError):
-            connection.sock.shutdown(2)
-    connection.close()

@@ -1,0 +1,56 @@
+"""A recorded game as text: everything every seat is told, and every move. Written once, replayed line by line.
+
+To renew the records after a rule was changed on purpose:  python tests/playthrough.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from selfplay.registry import make_environment
+from selfplay.types import Scalar
+
+GOLDEN = Path(__file__).parent / "golden"
+GAMES: dict[str, tuple[str, Mapping[str, Scalar], int, tuple[str, ...]]] = {
+    "tictactoe-v0": ("tictactoe-v0", {}, 0, ("5", "my square is 1", "9", "3", "2", "8", "4", "6", "7")),
+    "kuhn-poker-v0": ("kuhn-poker-v0", {}, 3, ("pass", "BET", "I bet")),
+    "kuhn-poker-v0-3": ("kuhn-poker-v0", {"players": 3}, 5, ("pass", "pass", "bet", "bet", "pass")),
+    "debate-v0": (
+        "debate-v0", {"rounds": 2, "max_words": 8}, 11,
+        ("It saves time.", "It costs nerve.\n> And more.", "It saves time and money for all of us, always.", "So you say."),
+    ),
+}  # fmt: skip
+
+
+def record(name: str) -> str:
+    """The whole game as text."""
+    env_id, params, seed, answers = GAMES[name]
+    game = make_environment(env_id, params, seed)
+    lines = [f"{env_id} {dict(params)} seed {seed}", f"seats: {list(game.seats)}"]
+    for seat in game.seats:
+        lines.append(f"rules({seat}): {game.rules(seat)!r}")
+    for answer in answers:
+        movers = list(game.to_move())
+        lines.append(f"to move: {movers}")
+        for seat in game.seats:
+            lines.append(f"  view({seat}): {game.view(seat)!r}")
+            if seat in movers:
+                lines.append(f"  legal({seat}): {game.legal_moves(seat)!r}")
+        move = game.parse(movers[0], answer)
+        lines.append(f"  {movers[0]} says {answer!r}, plays {move!r}")
+        game.step({movers[0]: move})
+    lines.append(f"to move: {list(game.to_move())}")
+    questions = game.jury_questions()
+    lines += [f"jury: {q!r}" for q in questions]
+    if questions:
+        game.hear_jury([{"A": 0.75, "B": 0.25}, {"A": 0.5, "B": 0.5}])
+    lines.append(f"outcome: {game.outcome()!r}")
+    lines.append(f"transcript: {game.transcript()!r}")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for game_name in GAMES:
+        (GOLDEN / f"{game_name}.txt").write_text(record(game_name), "utf-8")
