@@ -24,7 +24,7 @@ def test_loss_weights_each_action_by_its_truncated_ratio() -> None:
     """−(2·1·log ½ + 1·(−2)·log ⅕ + 3·½·log ⅖), and the weights carry no gradient: d/dlog π = −w·A."""
     logprobs = torch.tensor(NOW, requires_grad=True)
     loss = tis_loss(logprobs, torch.tensor(SAMPLED), torch.tensor(ADVANTAGES), cap=CAP)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert loss.item() == pytest.approx(-(2 * LOG(0.5) - 2 * LOG(0.2) + 1.5 * LOG(0.4)), rel=1e-6)
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-2.0, 2.0, -1.5], rel=1e-6)
