@@ -12,11 +12,12 @@ from training_site import config, rank_config
 
 from selfplay.config.schema import LoraConfig
 from selfplay.errors import ConfigError, TrainerError
-from selfplay.training import head
+from selfplay.training import head, rank
 from selfplay.training.head import frozen_head_logprobs
 from selfplay.training.lora import FlatAdapter, LoraLayout, Projection, find_layout
 from selfplay.training.segment_lora import SegmentLora
 from selfplay.training.service import start_trainer
+from selfplay.training.sharding import Setting, shards_base
 
 LAYOUT = LoraLayout(
     rank=2,
@@ -152,3 +153,21 @@ def test_no_actions_give_no_logprobs_and_a_zero_gradient() -> None:
     logprobs.sum().backward()
     assert logprobs.shape == entropies.shape == (0,)
     assert hidden.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "world_size", "sharded"),
+    [
+        ("auto", "cpu", 2, False), ("auto", "cuda", 1, False), ("auto", "cuda", 2, True), ("none", "cuda", 2, False),
+        ("base", "cpu", 1, True),
+    ],
+)  # fmt: skip
+def test_auto_shards_the_base_on_several_gpus_only(
+    setting: Setting, device: str, world_size: int, sharded: bool
+) -> None:
+    assert shards_base(setting, device=torch.device(device), world_size=world_size) is sharded
+
+
+def test_a_rank_without_its_config_says_how_it_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    assert rank.main(["rank"]) == rank.main(["rank", "{}"]) == 2
+    assert "python -m selfplay.training.rank" in capsys.readouterr().err
