@@ -127,6 +127,6 @@ def test_first_error_is_raised_itself_and_the_rest_cancelled() -> None:
     async def bad() -> None:
         raise SyncError("no")
 
-    with pytest.raises(SyncError, match="^no$"):
+    with pytest.raises(SyncError, match=r"^no$"):
         asyncio.run(asyncio.wait_for(all_or_first_error(slow(), bad()), 2.0))
     assert cancelled == [True]

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import os
 import math
+import os
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
