@@ -15,11 +15,15 @@ at once than the engine has slots, and only contexts that fit.
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from selfplay.agent import Sampling
+from selfplay.errors import EngineError
+from selfplay.models.machine import auto_dtype
 from selfplay.wire.messages import BucketHeader, JoinWeights
 
 if TYPE_CHECKING:
@@ -119,6 +123,20 @@ def resolve_engine(name: EngineName) -> Literal["vllm", "transformers", "fake"]:
     if name != "auto":
         return name
     return "vllm" if importlib.util.find_spec("vllm") else "transformers"
+
+
+def resolve_dtype(config: PolicyServerConfig) -> Literal["float32", "bfloat16"]:
+    """``auto`` is what the model is stored in, unless this machine only emulates it. Raises `EngineError`."""
+    if config.dtype != "auto":
+        return config.dtype
+    path = Path(config.model) / "config.json"
+    try:
+        stored = json.loads(path.read_bytes())
+        inner = stored.get("text_config") or stored
+    except (OSError, ValueError, AttributeError) as e:
+        raise EngineError(f"cannot read {path}: {e}") from e
+    name = inner.get("dtype") or inner.get("torch_dtype") or stored.get("dtype") or stored.get("torch_dtype")
+    return auto_dtype("float32" if name == "float32" else "bfloat16")
 
 
 def make_engine(config: PolicyServerConfig) -> Engine:

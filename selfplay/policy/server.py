@@ -185,8 +185,8 @@ def _bound(address: str) -> Iterator[AsyncSocket]:
         context.term()
 
 
-def main(argument: str) -> int:
-    """Run the server; returns only for a bad argument, otherwise the process ends here."""
+def main(argument: str) -> NoReturn:
+    """Run the server; the process ends here."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Loading holds up the event loop for seconds; until it is done there is nothing to finish.
@@ -195,7 +195,7 @@ def main(argument: str) -> int:
         config = msgspec.json.decode(argument, type=PolicyServerConfig)
     except msgspec.DecodeError as e:
         log.error("policy server: bad configuration: %s", e)
-        return EXIT_USER
+        leave(EXIT_USER)
     live_with_parent(Path(config.runtime_dir), on_orphaned=kill_children)
     environ.apply(config)
     log.info(
@@ -226,4 +226,4 @@ def leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

@@ -20,7 +20,7 @@ import torch
 from selfplay.agent import Sampling
 from selfplay.errors import EngineError, SyncError
 from selfplay.policy.decoding import Batch, Row
-from selfplay.policy.engine import EngineInfo, Sampled
+from selfplay.policy.engine import EngineInfo, Sampled, resolve_dtype
 from selfplay.policy.routed_lora import AdapterBank, Pair, build_adapter, chosen_logprobs, install_routing
 from selfplay.policy.settings import PolicyServerConfig
 from selfplay.sync import Staging
@@ -167,7 +167,7 @@ class TransformersEngine:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(self._config.threads)
-        dtype: Any = self._config.dtype if self._config.dtype == "auto" else getattr(torch, self._config.dtype)
+        dtype = getattr(torch, resolve_dtype(self._config))
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 self._config.model, dtype=dtype, local_files_only=True, trust_remote_code=False

@@ -29,7 +29,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from selfplay.agent import Sampling
 from selfplay.errors import EngineError, SyncError
-from selfplay.policy.engine import EngineInfo, Sampled
+from selfplay.policy.engine import EngineInfo, Sampled, resolve_dtype
 from selfplay.policy.settings import PolicyServerConfig
 from selfplay.wire.messages import BucketHeader, JoinWeights
 
@@ -231,7 +231,7 @@ def engine_args(config: PolicyServerConfig) -> AsyncEngineArgs:
             "enforce_eager": True,
         }
     return AsyncEngineArgs(
-        model=config.model, dtype=config.dtype, seed=config.seed, max_model_len=config.max_model_len,
+        model=config.model, dtype=resolve_dtype(config), seed=config.seed, max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs, generation_config="vllm", skip_tokenizer_init=True, trust_remote_code=False,
         enable_prefix_caching=True, logprobs_mode="processed_logprobs", max_logprobs=MAX_LABELS,
         enable_lora=True, max_loras=config.max_live_adapters, max_cpu_loras=config.installed_limit, max_lora_rank=rank,
