@@ -12,12 +12,12 @@ from pathlib import Path
 
 from selfplay.config import Config, changed_keys, load_config
 from selfplay.controller.report import Observer, RunSummary
-from selfplay.errors import ConfigError, RunError
+from selfplay.errors import ConfigError, RunError, StoreError
 from selfplay.launch.local import Session
 from selfplay.launch.plan import RunPlan, plan_run
 from selfplay.store.adapters import AdapterStore
 from selfplay.store.checkpoints import Checkpoint, Checkpoints
-from selfplay.store.manifest import new_manifest
+from selfplay.store.manifest import Manifest, new_manifest
 from selfplay.store.run_folder import RunFolder, default_run_name
 
 FIXED = ("env", "env_params", "model", "name", "runs_dir", "seed", "seats", "lora", "policy.dtype", "train.dtype")
@@ -29,10 +29,18 @@ def start_run(config: Config, observer: Observer) -> RunSummary:
     plan = plan_run(config, observer.event)
     name = config.name or default_run_name(config.runs_dir, plan.spec.id)
     manifest = new_manifest(config, name=name, env_source=plan.spec.source)
-    with RunFolder.create(config.runs_dir, name, config, manifest) as run:
+    with _new_folder(config, name, manifest) as run:
         run.update_manifest(model_digest=plan.serving.model.digest)
         observer.event(f"run folder {run.path}")
         return _drive(plan, run, None, observer)
+
+
+def _new_folder(config: Config, name: str, manifest: Manifest) -> RunFolder:
+    """The run's folder; a place that cannot be written is the user's to change."""
+    try:
+        return RunFolder.create(config.runs_dir, name, config, manifest)
+    except StoreError as error:
+        raise ConfigError(f"runs_dir={config.runs_dir}: {error}") from None
 
 
 def resume_run(path: Path, overrides: Sequence[str], observer: Observer) -> RunSummary:
