@@ -119,7 +119,7 @@ class Observer(Protocol):
 class RateMeter:
     """Episodes and sampled tokens per second over the last reports; monotonic clock."""
 
-    def __init__(self, window_s: float = 60.0) -> None:
+    def __init__(self, window_s: float = 300.0) -> None:
         self._window_s = window_s
         self._events: collections.deque[tuple[float, int]] = collections.deque()
 
