@@ -76,6 +76,16 @@ def test_nothing_and_nan_are_not_sent() -> None:
         pack({"big": torch.tensor([1e6])}, dtype="float16", transport="shm", address="", adapter_config={})
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("position", [0, 17, 99])
+def test_a_single_value_that_is_not_finite_is_found(dtype: Any, value: float, position: int) -> None:
+    bad = torch.linspace(-3, 3, 100)
+    bad[position] = value
+    with pytest.raises(SyncError, match="'bad' is not finite"):
+        pack({"a": torch.ones(3), "bad": bad}, dtype=dtype, transport="shm", address="", adapter_config={})
+
+
 HOSTILE: dict[str, dict[str, Any]] = {
     "longer than the data": {"num_bytes": 4096},
     "no bytes": {"num_bytes": 0},

@@ -7,6 +7,7 @@ bytes that really arrived, so a wrong header raises `SyncError` and never reads 
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def pack(
         raise SyncError("an adapter without tensors cannot be sent")
     names = sorted(tensors)
     flat = torch.cat([tensors[n].detach().reshape(-1).to(_torch_dtype(dtype)) for n in names])
-    if not bool(torch.isfinite(flat).all()):
+    if not _is_finite(flat):
         raise SyncError(f"adapter tensor {_first_non_finite(tensors, names, dtype)!r} is not finite as {dtype}")
     layout, offset = [], 0
     for name in names:
@@ -142,8 +143,14 @@ def _torch_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
+def _is_finite(tensor: Tensor) -> bool:
+    """One pass over the values, several times faster than `torch.isfinite`: both bounds are NaN if any value is."""
+    low, high = torch.aminmax(tensor)
+    return math.isfinite(float(low)) and math.isfinite(float(high))
+
+
 def _first_non_finite(tensors: Mapping[str, Tensor], names: list[str], dtype: str) -> str:
-    return next(n for n in names if not bool(torch.isfinite(tensors[n].detach().to(DTYPES[dtype])).all()))
+    return next(n for n in names if not _is_finite(tensors[n].detach().to(DTYPES[dtype])))
 
 
 def _numel(shape: tuple[int, ...]) -> int:
