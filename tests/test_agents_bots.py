@@ -99,8 +99,8 @@ def test_minimax_refuses_what_it_does_not_know() -> None:
 
 
 def test_equilibrium_mixes_as_the_table_says() -> None:
-    view = "Moves: pass, bet. History: {}. Your card: {}. Move:"
-    rules = "You play. Deck: J Q K. Say pass or bet."
+    view = "Card: {1}. History: {0}. Pass or bet? Bet or pass?"
+    rules = "You play Kuhn poker. Answer with one word, pass or bet."
     for history, card, p in (
         ("none", "J", 0.3),
         ("none", "Q", 0.0),

@@ -30,7 +30,7 @@ def deals(players: int = 2) -> Deals:
 def equilibrium(alpha: float):  # type: ignore[no-untyped-def]
     def policy(seat, view, legal):  # type: ignore[no-untyped-def]
         history = view.split("History: ")[1].split(".")[0]
-        card = view.split("Your card: ")[1][0]
+        card = view.split("Card: ")[1][0]
         p = bet_probability(() if history == "none" else tuple(history.split(", ")), card, alpha)
         return {"pass": 1 - p, "bet": p}
 

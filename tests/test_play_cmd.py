@@ -81,8 +81,8 @@ def test_several_games_end_with_a_summary(run: Callable[..., Result]) -> None:
 def test_private_views_only_on_request(run: Callable[..., Result]) -> None:
     public = run("play", "kuhn-poker-v0", "--seed", "1")[1]
     private = run("play", "kuhn-poker-v0", "--seed", "1", "--show-private")[1]
-    assert "Your card" not in public
-    assert "Your card: " in private
+    assert "Card: " not in public
+    assert "Card: " in private
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from selfplay.agent import Answer, Decision, PlayerContext
 from selfplay.errors import ConfigError, UserError
 from selfplay.registry.parameters import Parameter, check_values
 
-_VIEW = re.compile(r"History: ([a-z, ]{1,40})\. Your card: ([JQK])\.")
+_VIEW = re.compile(r"Card: ([JQK])\. History: ([a-z, ]{1,40})\.")
 
 
 class EquilibriumPlayer:
@@ -30,10 +30,10 @@ class EquilibriumPlayer:
 
     async def decide(self, decision: Decision) -> Answer:
         found = _VIEW.search(decision.view)
-        if found is None or "Deck: J Q K." not in decision.rules:
+        if found is None or "players" in decision.rules:
             raise UserError("equilibrium plays kuhn-poker with two players only; this is another game")
-        history = () if found[1] == "none" else tuple(found[1].split(", "))
-        p = bet_probability(history, found[2], self._alpha)
+        history = () if found[2] == "none" else tuple(found[2].split(", "))
+        p = bet_probability(history, found[1], self._alpha)
         return Answer(text="bet" if self._rng.random() < p else "pass")
 
     async def close(self) -> None:

@@ -39,7 +39,9 @@ class KuhnPoker(Environment):
         self._history: list[str] = []
 
     def rules(self, seat: str) -> str:
-        return f"You play Kuhn poker, {len(self.seats)} players. Deck: {' '.join(self._deck)}. Say pass or bet."
+        n = len(self.seats)
+        game = "Kuhn poker" if n == 2 else f"Kuhn poker, {n} players, cards {' '.join(self._deck)}"
+        return f"You play {game}. Answer with one word, pass or bet."
 
     def to_move(self) -> Sequence[str]:
         done, n = len(self._history), len(self.seats)
@@ -48,10 +50,11 @@ class KuhnPoker(Environment):
         return () if over else (self.seats[done % n],)
 
     def view(self, seat: str) -> str:
-        # Both moves are named equally often and last in turn: a small model then starts near an even choice.
+        # Of 18 wordings this one started a 135M chat model nearest to both: legal answers (0.6; others 0.1 to 0.5), and an
+        # even choice between them (bet 0.4 to 0.55). A model that never says one of the moves cannot learn when to.
         history = ", ".join(self._history) or "none"
         card = self._cards[self.seats.index(seat)]
-        return f"Moves: pass, bet, bet, pass, pass, bet. History: {history}. Your card: {card}. Move:"
+        return f"Card: {card}. History: {history}. Pass or bet? Bet or pass?"
 
     def legal_moves(self, seat: str) -> Sequence[str]:
         return (PASS, BET)
