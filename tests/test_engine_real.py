@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,9 @@ from safetensors.numpy import load_file, save_file
 from selfplay.agent import Message, Sampling
 from selfplay.environment import JuryQuestion
 from selfplay.models import tiny
-from selfplay.sync import pack
+from selfplay.process import RuntimeDir
+from selfplay.store.adapters import AdapterStore
+from selfplay.sync import pack, save_adapter
 from selfplay.types import PolicyVersion
 from selfplay.wire.messages import BeginInstall, Cancel, Choose, CommitInstall, EndEpisode, Generate
 from tests.policy_samples import Reference, adapter_config, random_adapter
@@ -316,9 +320,6 @@ def test_a_folder_on_disk_serves_as_the_same_adapter(
     server: Served, adapters: dict[str, dict[str, Any]], tmp_path: Path, reference: Reference
 ) -> None:
     """As at the start of a run, on resume, and for frozen opponents."""
-    from selfplay.store.adapters import AdapterStore
-    from selfplay.sync import save_adapter
-
     number = server.newest["gamma"] = server.newest.get("gamma", -1) + 1
     version = PolicyVersion("gamma", number)
     store = AdapterStore(tmp_path)
@@ -401,3 +402,24 @@ def test_what_runs_is_said(server: Served) -> None:
     if server.config.engine == "vllm":
         assert "use selfplay's CPU kernel in place of vLLM's" in log
     assert msgspec.structs.asdict(server.info)["max_live_adapters"] == SLOTS
+
+
+def test_memory_equals_disk_bit_for_bit(model: str, adapters: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    """vLLM's own loading of the folder and ours from memory, in the dtype that rounds most."""
+    runtime = RuntimeDir.create()
+    try:
+        AdapterStore(tmp_path).publish(
+            PolicyVersion("pro", 0),
+            lambda folder: save_adapter(folder, adapters["beta"], adapter_config()),
+            parent=None,
+        )
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.engine_disk", model, str(tmp_path), str(runtime.path)],
+            capture_output=True, text=True, check=False, timeout=400, start_new_session=True,
+        )  # fmt: skip
+    finally:
+        runtime.remove()
+    assert done.returncode == 0, done.stderr[-3000:]
+    memory, disk, base = json.loads(done.stdout.strip().splitlines()[-1])
+    assert memory == disk
+    assert memory != base

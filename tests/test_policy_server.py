@@ -35,6 +35,8 @@ def test_frames_that_are_no_messages_are_dropped_and_others_served(tmp_path: Pat
             with pytest.raises(RefusedError, match="unknown agent"):
                 await server.ask("nobody")
             socket.close()
+            stats = await server.stats()
+            assert (stats["bad_frames"], stats["refused"], stats["requests"]) == (5, 1, 1)
 
         server.run(play())
         assert "a frame of" in server.child.log.read_text("utf-8")
@@ -151,7 +153,11 @@ def test_auto_takes_vllm_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_model_folder_that_cannot_be_loaded_is_said_at_the_end_of_the_log(tmp_path: Path) -> None:
     config = PolicyServerConfig(
-        address="ipc:///x", runtime_dir=str(tmp_path), model=str(tmp_path / "nothing"), engine="transformers"
+        address="ipc:///x",
+        runtime_dir=str(tmp_path),
+        model=str(tmp_path / "nothing"),
+        engine="transformers",
+        dtype="float32",
     )
     code, said = run_to_the_end(msgspec.json.encode(config).decode())
     assert code == 1

@@ -70,7 +70,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int
 
 
-FULL = Size(model=MODEL, requests=192, concurrency=64, max_tokens=48, repeats=5)
+FULL = Size(model=MODEL, requests=128, concurrency=64, max_tokens=24, repeats=3)
 QUICK = Size(model=QUICK_MODEL, requests=96, concurrency=32, max_tokens=24, repeats=1)
 
 
@@ -97,14 +97,15 @@ async def _take_turns(
     render = _renderer(config.model)
     speeds: dict[str, list[float]] = {"served": [], "raw": [], "stock": []}
     for number in range(size.repeats + 1):
-        chats = [_chat(number, i) for i in range(size.requests)]
+        # The first turn warms up: a quarter of the work, not counted.
+        chats = [_chat(number, i) for i in range(size.requests if number else size.requests // 4)]
         work = RawWork(prompts=[render(c) for c in chats], concurrency=size.concurrency, max_tokens=size.max_tokens)
         turn = {
             "served": await _ask_all(caller, chats, size),
             "raw": await asyncio.to_thread(raw.do, work),
             "stock": await asyncio.to_thread(stock.do, work),
         }
-        if number:  # the first turn warms up
+        if number:
             for name, done in turn.items():
                 speeds[name].append(done.num_tokens / done.seconds)
     return _rows(speeds, size)

@@ -56,7 +56,7 @@ class PolicyServer:
         self._in, self._out = Codec[ToPolicy](ToPolicy), Codec[FromPolicy](FromPolicy)
         self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self.num_bad_frames = self.num_lost_replies = 0
+        self.num_bad_frames = 0
 
     async def serve(self) -> None:
         """Take requests until cancelled; then withdraw what is under way."""
@@ -75,6 +75,7 @@ class PolicyServer:
             message = self._in.decode(data)
         except WireError as e:
             self.num_bad_frames += 1
+            self._service.count("bad_frames")
             if self.num_bad_frames <= 10:
                 log.warning("a frame of %d bytes was dropped: %s", len(data), str(e)[:200])
             return
@@ -92,7 +93,7 @@ class PolicyServer:
         try:
             reply = await self._answer(request, message)
             if reply is not None and not await route(self._socket, identity, self._out.encode(reply)):
-                self.num_lost_replies += 1
+                self._service.count("lost_replies")
         except asyncio.CancelledError:
             pass  # withdrawn by its peer, or the server is closing: nobody waits for a reply
         except EngineError as e:
@@ -107,8 +108,10 @@ class PolicyServer:
             async with asyncio.timeout(timeout_s):
                 return await self._service.handle(message)
         except TimeoutError:
+            self._service.count("refused")
             return Refused(request=request, kind="timeout", message=f"not answered within {timeout_s:g} s")
         except Refusal as e:
+            self._service.count("refused")
             return Refused(request=request, kind=e.kind, message=str(e)[:_MAX_MESSAGE])
 
 

@@ -56,6 +56,10 @@ PROBE_TEXT = (
 )
 NUM_PROBE_IDS = 48
 EXPIRE_EVERY_S = 5.0
+COUNTERS = (
+    "requests", "prompt_tokens", "sampled_tokens", "questions", "forks", "no_room", "installs", "drops", "leases_expired",
+    "bad_frames", "lost_replies", "refused",
+)  # fmt: skip
 
 
 class Refusal(Exception):
@@ -134,7 +138,7 @@ class PolicyService:
             sampled = await self._sample(context, msgspec.structs.replace(m.sampling, max_tokens=budget), entry)
         finally:
             self._versions.release(entry, m.episode_id, time.monotonic())
-            await asyncio.shield(self._drop_unused())
+            await self._drop_unused()
         self._counts.update(requests=1, prompt_tokens=len(delta.ids), sampled_tokens=len(sampled.ids))
         stop = "context" if sampled.finish == "length" and budget < m.sampling.max_tokens else sampled.finish
         answer = Answer(
@@ -163,7 +167,7 @@ class PolicyService:
                 found = await self._engine.choose(self._name("c"), question.ids, question.labels, name)
         finally:
             self._versions.release(entry, "", time.monotonic())
-            await asyncio.shield(self._drop_unused())
+            await self._drop_unused()
         self._counts["questions"] += 1
         return Chosen(request=m.request, probabilities=dict(zip(m.question.labels, found, strict=True)))
 
@@ -180,7 +184,7 @@ class PolicyService:
                 logprobs = await self._engine.logprobs(self._name("p"), m.ids, name)
         finally:
             self._versions.release(entry, "", time.monotonic())
-            await asyncio.shield(self._drop_unused())
+            await self._drop_unused()
         return ProbeResult(request=m.request, logprobs=logprobs)
 
     # ── versions ──────────────────────────────────────────────────────────────────────────────────
@@ -233,28 +237,23 @@ class PolicyService:
         if now - self._expired_at > EXPIRE_EVERY_S:
             self._expired_at = now
             self._counts["leases_expired"] += self._versions.expire(now)
-        for entry in self._versions.take_unused():
-            self._counts["drops"] += 1
-            await self._engine.drop(entry.name)
+        unused = self._versions.take_unused()
+        self._counts["drops"] += len(unused)
+        if unused:  # shielded: whose request was just cancelled must not leave them behind in the engine
+            await asyncio.shield(asyncio.gather(*(self._engine.drop(e.name) for e in unused)))
 
     # ── the rest ──────────────────────────────────────────────────────────────────────────────────
 
+    def count(self, what: str) -> None:
+        """Count one more of ``what`` that happened outside the service."""
+        self._counts[what] += 1
+
     def stats(self) -> dict[str, float]:
         """Counters since the start, and what is live now."""
-        names = (
-            "requests",
-            "prompt_tokens",
-            "sampled_tokens",
-            "questions",
-            "forks",
-            "no_room",
-            "installs",
-            "drops",
-            "leases_expired",
-        )
         live = {"adapters_live": self._gate.num_live, "requests_waiting": self._gate.num_waiting}
         return {
-            k: float(v) for k, v in {**{n: self._counts[n] for n in names}, **live, **self._versions.counts()}.items()
+            k: float(v)
+            for k, v in {**{n: self._counts[n] for n in COUNTERS}, **live, **self._versions.counts()}.items()
         }
 
     def _hello(self, m: PolicyHello) -> PolicyInfo:
