@@ -1,7 +1,7 @@
 """``selfplay bench sync``: what publishing a new adapter costs, on the real vLLM engine.
 
     throughput_while_publishing   the same generation with two publications a second, against none
-    engine_blocked_ms             how long the engine's own loop is held up, per 10 MB of adapter
+    engine_blocked_ms             how long the engine's own loop is held up, per 10 MB of adapter (smaller ones as they are)
     lost_ms_per_publication       generation time lost per publication, whatever the cause
     memory_vs_file                trainer's tensors → first token of the new version: in memory against by disk
     usable_memory_vs_file         trainer's tensors → requests may name the new version, likewise
@@ -61,7 +61,7 @@ async def _measure(size: Size) -> list[Row]:
     try:
         with tempfile.TemporaryDirectory(prefix="bench-sync-", dir=cache_folder()) as disk:
             async with Site.open(model, runtime.path, Path(disk)) as site:
-                await site.generate_all(size.requests // 4)
+                await site.generate_all(size.requests // 2)
                 return [*await _under_load(site, size), *await _idle(site, size)]
     finally:
         runtime.remove()
@@ -79,7 +79,7 @@ async def _under_load(site: Site, size: Size) -> list[Row]:
         ratios.append(quiet_s / busy_s)
         lost_ms.append((busy_s - quiet_s) * 1e3 / max(1, count))
         speeds.append(size.requests / busy_s)
-    blocked = [ms * REFERENCE_BYTES / site.num_bytes for ms in site.blocked_ms]
+    blocked = [ms * REFERENCE_BYTES / max(site.num_bytes, REFERENCE_BYTES) for ms in site.blocked_ms]
     return [
         Row(
             name="throughput_while_publishing", value=statistics.median(speeds), unit="replies/s",
