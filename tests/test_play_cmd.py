@@ -127,8 +127,8 @@ def test_player_texts() -> None:
     kinds = ["random", "api"]
     assert parse_player("pro@3", kinds).pin == 3
     assert parse_player("base", kinds).player == "llm"
-    api = parse_player("api:model=m:base=http://h:8000/v1:retries=2", kinds)
-    assert api.options == {"model": "m", "base": "http://h:8000/v1", "retries": 2}
+    api = parse_player("api:model=m:base=http://h.example:8000/v1:retries=2", kinds)
+    assert api.options == {"model": "m", "base": "http://h.example:8000/v1", "retries": 2}
 
 
 # ── models, through the seam ──────────────────────────────────────────────────────────────────────
