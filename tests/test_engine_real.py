@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,6 @@ from safetensors.numpy import load_file, save_file
 from selfplay.agent import Message, Sampling
 from selfplay.environment import JuryQuestion
 from selfplay.models import tiny
-from selfplay.process import RuntimeDir
 from selfplay.store.adapters import AdapterStore
 from selfplay.sync import pack, save_adapter
 from selfplay.types import PolicyVersion
@@ -402,24 +399,3 @@ def test_what_runs_is_said(server: Served) -> None:
     if server.config.engine == "vllm":
         assert "use selfplay's CPU kernel in place of vLLM's" in log
     assert msgspec.structs.asdict(server.info)["max_live_adapters"] == SLOTS
-
-
-def test_memory_equals_disk_bit_for_bit(model: str, adapters: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    """vLLM's own loading of the folder and ours from memory, in the dtype that rounds most."""
-    runtime = RuntimeDir.create()
-    try:
-        AdapterStore(tmp_path).publish(
-            PolicyVersion("pro", 0),
-            lambda folder: save_adapter(folder, adapters["beta"], adapter_config()),
-            parent=None,
-        )
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.engine_disk", model, str(tmp_path), str(runtime.path)],
-            capture_output=True, text=True, check=False, timeout=400, start_new_session=True,
-        )  # fmt: skip
-    finally:
-        runtime.remove()
-    assert done.returncode == 0, done.stderr[-3000:]
-    memory, disk, base = json.loads(done.stdout.strip().splitlines()[-1])
-    assert memory == disk
-    assert memory != base
