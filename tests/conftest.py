@@ -16,6 +16,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("NO_COLOR", "1")
 
+import hypothesis
 import psutil
 import pytest
 
@@ -23,6 +24,12 @@ from selfplay.models import resolve_model
 
 RUNTIME_VARIABLE = "SELFPLAY_RUNTIME_DIR"
 GRACE_S = 10.0
+
+# Time is never a reason to fail: machines are shared. The same examples every time, so that a failure can be repeated.
+hypothesis.settings.register_profile(
+    "selfplay", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("selfplay")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -52,6 +52,8 @@ from selfplay.wire.sockets import Caller, connect_dealer, unique_identity
 
 MODEL, QUICK_MODEL = "smollm2-135m", "tiny"
 RANK = 8
+SLOTS = 6
+"""As a training run of two agents has by default; two are in use."""
 START_S, TURN_S = 600.0, 900.0
 SCENE = (
     "You argue for your side in a short debate, round {round}. Be brief and concrete, answer what the other side said, "
@@ -149,7 +151,7 @@ def _server_config(model: ResolvedModel, runtime: RuntimeDir, size: Size) -> Pol
     return PolicyServerConfig(
         address=runtime.endpoint("policy"), runtime_dir=str(runtime.path), model=str(model.path), engine="vllm",
         dtype=auto_dtype(model.default_dtype), max_model_len=min(512, model.max_position_embeddings),
-        max_live_adapters=len(ADAPTERS), max_rank=RANK, max_num_seqs=size.concurrency, kv_cache_mb=512,
+        max_live_adapters=SLOTS, max_rank=RANK, max_num_seqs=size.concurrency, kv_cache_mb=512,
         targets=model.linear_names, threads=max(1, (os.cpu_count() or 1) // 2),
     )  # fmt: skip
 
