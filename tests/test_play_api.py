@@ -178,7 +178,9 @@ def test_cancelling_closes_the_connection(start: Start) -> None:
     assert time.monotonic() - begun < 50  # not the request's own timeout
 
 
-@pytest.mark.parametrize("base", ["", "ftp://x.example/v1", "localhost:8000", "https:", "http:" + "//user:pw@host.example/v1"])
+@pytest.mark.parametrize(
+    "base", ["", "ftp://x.example/v1", "localhost:8000", "https:", "http:" + "//user:pw@host.example/v1"]
+)
 def test_addresses_that_are_none(base: str) -> None:
     with pytest.raises(ConfigError) as caught:
         ChatApi(base, "m")
