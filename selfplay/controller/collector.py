@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from selfplay.buffer import EpisodeTooBig
 from selfplay.controller.memory import Memory
 from selfplay.controller.report import Observer, RateMeter
 from selfplay.errors import StalledError, WorkerError
@@ -110,7 +109,7 @@ class Collector:
         unusable = why_unusable(result.episode, self._reward_range)
         reason, detail = (unusable.reason, unusable.detail) if unusable else ("", "")
         if not reason and len(result.data) > self._memory.buffer.max_bytes:
-            reason, detail = TOO_BIG, str(EpisodeTooBig(f"{len(result.data)} bytes"))
+            reason, detail = TOO_BIG, f"{len(result.data)} bytes, at most {self._memory.buffer.max_bytes} fit"
         if reason:
             self._end_flight(result.match)
             self._memory.ledger.drop(result.match.episode_id, reason)
