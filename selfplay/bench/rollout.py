@@ -3,6 +3,8 @@
     rollout_vs_raw_vllm      tokens per second: server over ZeroMQ, chats in and answers out, against AsyncLLM called directly
                              with ready token ids; both with the corrected adapter kernel
     adapter_kernel_vs_stock  the bare engine with the corrected CPU adapter kernel against vLLM's own
+    adapters_vs_base_only    the bare engine answering with adapters against the same engine without any: what adapters cost,
+                             and so how far the row before could rise at most
 
 All do the same work: greedy answers to the same chats, a third by the base model and a third by each of two adapters,
 with the same number in flight. The three engines are up at once and take turns, so that whatever else the machine does
@@ -72,7 +74,7 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int
 
 
-FULL = Size(model=MODEL, requests=128, concurrency=64, max_tokens=24, repeats=3)
+FULL = Size(model=MODEL, requests=64, concurrency=64, max_tokens=24, repeats=3)
 QUICK = Size(model=QUICK_MODEL, requests=96, concurrency=32, max_tokens=24, repeats=1)
 
 
@@ -97,14 +99,17 @@ async def _take_turns(
     size: Size, config: PolicyServerConfig, caller: Caller, raw: RawEngine, stock: RawEngine
 ) -> list[Row]:
     render = _renderer(config.model)
-    speeds: dict[str, list[float]] = {"served": [], "raw": [], "stock": []}
+    speeds: dict[str, list[float]] = {"served": [], "raw": [], "stock": [], "base": []}
     for number in range(size.repeats + 1):
         # The first turn warms up: a quarter of the work, not counted.
-        chats = [_chat(number, i) for i in range(size.requests if number else size.requests // 4)]
+        count = size.requests if number else size.requests // 4
+        chats, others = ([_chat(f"{number}{side}", i) for i in range(count)] for side in ("", "b"))
         work = RawWork(prompts=[render(c) for c in chats], concurrency=size.concurrency, max_tokens=size.max_tokens)
+        alone = msgspec.structs.replace(work, prompts=[render(c) for c in others], adapters=False)
         turn = {
             "served": await _ask_all(caller, chats, size),
             "raw": await asyncio.to_thread(raw.do, work),
+            "base": await asyncio.to_thread(raw.do, alone),
             "stock": await asyncio.to_thread(stock.do, work),
         }
         if number:
@@ -125,13 +130,16 @@ def _rows(speeds: dict[str, list[float]], size: Size) -> list[Row]:
     return [
         row("rollout_vs_raw_vllm", "served", "raw", f"AsyncLLM called directly ({where})"),
         row("adapter_kernel_vs_stock", "raw", "stock", f"vLLM's own CPU adapter kernel ({where})"),
+        row(
+            "adapters_vs_base_only", "raw", "base", f"the same engine, base model alone ({size.concurrency} in flight)"
+        ),
     ]
 
 
 # ── the same chats for all ────────────────────────────────────────────────────────────────────────
 
 
-def _chat(turn: int, number: int) -> tuple[Message, ...]:
+def _chat(turn: str, number: int) -> tuple[Message, ...]:
     """Chats differ from their first words on, so no turn lives on the prefix cache of the one before."""
     return (
         Message("system", SCENE.format(round=f"{turn}.{number}")),

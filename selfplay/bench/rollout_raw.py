@@ -39,6 +39,8 @@ class RawWork(msgspec.Struct, frozen=True, kw_only=True):
     prompts: list[list[int]]
     concurrency: int
     max_tokens: int
+    adapters: bool = True
+    """Two of three answers by an adapter; else all by the base model."""
 
 
 class WorkDone(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,7 +85,7 @@ async def answer_all(engine: VllmEngine, work: RawWork, stop_ids: tuple[int, ...
     params = sampling_params(Sampling(temperature=0.0, max_tokens=work.max_tokens), stop_ids)
 
     async def answer(number: int, ids: list[int]) -> int:
-        name = who_answers(number)
+        name = who_answers(number) if work.adapters else None
         count = 0
         async with open_slots:
             lora = adapters[name] if name else None

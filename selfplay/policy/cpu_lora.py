@@ -1,10 +1,10 @@
 """The corrected multi-adapter kernel for vLLM on a CPU.
 
 vLLM's own CPU kernel computes rows of the base model (slot index −1) with the last slot's adapter whenever base and
-adapter requests share a batch, and loops over rows. Here each linear layer's low-rank part is two dense products over
-all rows: ``h = x Aᵀ`` for all slots and output slices at once, ``h`` times a 0/1 mask that keeps each row's own slot
-(nothing for base rows), and ``y += h Bᵀ`` per output slice. The cost does not grow with the number of adapters in the
-batch; a batch that one adapter has to itself takes just that slot.
+adapter requests share a batch, and copies an adapter's matrices once per row. Here each linear layer's low-rank part is
+two dense products over all rows and the slots in use: ``h = x Aᵀ`` for the range of slots that have rows in the batch,
+``h`` times a 0/1 mask that keeps each row's own slot (nothing for base rows), and ``y += h Bᵀ``, per output slice. The
+cost grows with the adapters in the batch, not with its rows or with the slots that stand empty.
 
 For this the slots of a layer live in one block each for A [slices, slots, rank, in] and B [slots, rank, out] per slice;
 vLLM's own tensors become views of them, so its loading of adapters works as before. Applied after the model is loaded,
@@ -32,22 +32,18 @@ class _Slots(tuple[Tensor, ...]):
 class StepMask:
     """Which rows of the present batch belong to which slot; made once per batch, used by every layer."""
 
-    def __init__(self, slots: Tensor, num_slots: int, rank: int, dtype: torch.dtype) -> None:
+    def __init__(self, slots: Tensor, rank: int, dtype: torch.dtype) -> None:
         """``slots`` [N]: the slot of each row, −1 for rows of the base model."""
-        active = torch.unique(slots).tolist()
-        self.is_base = active == [-1]
-        self.only_slot: int | None = active[0] if len(active) == 1 and not self.is_base else None
-        self._by_slices: dict[int, Tensor] = {}
-        if self.only_slot is None and not self.is_base:
-            own = slots[:, None] == torch.arange(num_slots)
-            self._by_slices[1] = own.repeat_interleave(rank, dim=1).to(dtype)
-
-    def for_slices(self, num_slices: int) -> Tensor:
-        """[N, slices · slots · rank] of 0 and 1."""
-        mask = self._by_slices.get(num_slices)
-        if mask is None:
-            mask = self._by_slices[num_slices] = self._by_slices[1].repeat(1, num_slices)
-        return mask
+        active = torch.unique(slots)
+        used = active[active >= 0].tolist()
+        self.is_base = not used
+        self.first, self.end = (used[0], used[-1] + 1) if used else (0, 0)
+        """The range of slots that have rows here; slots between two others are computed and masked away."""
+        self.mask: Tensor | None = None
+        """[N, (end − first) · rank] of 0 and 1; None when all rows are of one adapter."""
+        if used and len(active) > 1:
+            own = slots[:, None] == torch.arange(self.first, self.end)
+            self.mask = own.repeat_interleave(rank, dim=1).to(dtype)
 
 
 def apply(manager: Any) -> int:
@@ -95,22 +91,17 @@ def _add_lora_linear(
 ) -> None:
     """``y`` [N, out] += scale · x Aᵀ Bᵀ with each row's own adapter, in place."""
     block = lora_a_stacked.block
-    num_slices, num_slots, rank, _in = block.shape
-    mask = wrapper.selfplay_mask
-    if mask is None:
-        mask = wrapper.selfplay_mask = StepMask(wrapper.token_lora_indices, num_slots, rank, block.dtype)
-    if mask.is_base:
+    rank = block.shape[2]
+    step: StepMask | None = wrapper.selfplay_mask
+    if step is None:
+        step = wrapper.selfplay_mask = StepMask(wrapper.token_lora_indices, rank, block.dtype)
+    if step.is_base:
         return
     y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
-    if mask.only_slot is None:
-        width = num_slots * rank
-        hidden = (x @ block.view(num_slices * width, -1).t()).mul_(mask.for_slices(num_slices))
-        sides = [b.view(width, -1) for b in lora_b_stacked.blocks]
-    else:
-        width = rank
-        hidden = x @ block[:, mask.only_slot].reshape(num_slices * rank, -1).t()
-        sides = [b[mask.only_slot] for b in lora_b_stacked.blocks]
-    start = 0
-    for i, (side, size) in enumerate(zip(sides, output_slices, strict=True)):
-        y[:, start : start + size].addmm_(hidden[:, i * width : (i + 1) * width], side, alpha=scale)
+    width, start = (step.end - step.first) * rank, 0
+    for a, b, size in zip(block, lora_b_stacked.blocks, output_slices, strict=True):
+        hidden = x @ a[step.first : step.end].view(width, -1).t()
+        if step.mask is not None:
+            hidden *= step.mask
+        y[:, start : start + size].addmm_(hidden, b[step.first : step.end].view(width, -1), alpha=scale)
         start += size
