@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import zmq.asyncio
 
+from selfplay.agent import Message
 from selfplay.errors import EngineError, SyncError
-from selfplay.types import PolicyVersion
+from selfplay.types import BASE, PolicyVersion
 from selfplay.wire.codec import Codec
 from selfplay.wire.messages import (
     PROTOCOL,
@@ -27,6 +28,8 @@ from selfplay.wire.messages import (
     ProbeResult,
     Refused,
     Retire,
+    Score,
+    Scored,
     Stats,
     StatsResult,
     ToPolicy,
@@ -93,6 +96,19 @@ class PolicyLink:
         reply = await self._call(
             lambda request: Probe(request=request, version=version, ids=ids), ProbeResult, timeout_s
         )
+        return reply.logprobs
+
+    async def score(
+        self, version: PolicyVersion | None, messages: Sequence[Message], answers: Sequence[str], timeout_s: float
+    ) -> tuple[float, ...]:
+        """Log-probability of each of ``answers`` as the next turn of a chat, its end included (None: base)."""
+        agent, pin = (BASE, 0) if version is None else (version.agent, version.version)
+        reply = await self._call(
+            lambda request: Score(
+                request=request, agent=agent, pin=pin, messages=tuple(messages), answers=tuple(answers), timeout_s=timeout_s
+            ),
+            Scored, timeout_s,
+        )  # fmt: skip
         return reply.logprobs
 
     async def stats(self, timeout_s: float) -> dict[str, float]:

@@ -36,7 +36,7 @@ from selfplay.policy.settings import PolicyServerConfig
 from selfplay.process import live_with_parent
 from selfplay.wire.aio import AsyncSocket
 from selfplay.wire.codec import Codec
-from selfplay.wire.messages import Cancel, Choose, CommitInstall, FromPolicy, Generate, Refused, ToPolicy
+from selfplay.wire.messages import Cancel, Choose, CommitInstall, FromPolicy, Generate, Refused, Score, ToPolicy
 from selfplay.wire.sockets import bind_router, receive, route
 
 log = logging.getLogger("selfplay.policy")
@@ -118,7 +118,7 @@ class PolicyServer:
 def _timeout_of(message: ToPolicy) -> float:
     if isinstance(message, CommitInstall):
         return min(max(message.timeout_s, 0.001) + 5.0, MAX_TIMEOUT_S)  # the engine's own limit speaks first
-    if isinstance(message, Generate | Choose):
+    if isinstance(message, Generate | Choose | Score):
         return min(max(message.timeout_s, 0.001), MAX_TIMEOUT_S)
     return float(getattr(message, "timeout_s", DEFAULT_TIMEOUT_S)) + 1.0
 

@@ -23,7 +23,7 @@ from selfplay.policy.rendering import ChatError, ChatTokenizer, Renderer, fit_bu
 from selfplay.policy.settings import PolicyServerConfig
 from selfplay.policy.slots import SlotGate
 from selfplay.policy.versions import Installed, VersionRefused, VersionRegistry
-from selfplay.types import Span
+from selfplay.types import BASE, PolicyVersion, Span
 from selfplay.wire.codec import clean_text
 from selfplay.wire.messages import (
     PROTOCOL,
@@ -44,6 +44,8 @@ from selfplay.wire.messages import (
     Probe,
     ProbeResult,
     Retire,
+    Score,
+    Scored,
     Stats,
     StatsResult,
     ToPolicy,
@@ -106,6 +108,8 @@ class PolicyService:
                 return await self._generate(message)
             case Choose():
                 return await self._choose(message)
+            case Score():
+                return await self._score(message)
             case Probe():
                 return await self._probe(message)
             case EndEpisode():
@@ -170,6 +174,40 @@ class PolicyService:
             await self._drop_unused()
         self._counts["questions"] += 1
         return Chosen(request=m.request, probabilities=dict(zip(m.question.labels, found, strict=True)))
+
+    async def _score(self, m: Score) -> Scored:
+        context = self._renderer.render(m.messages, 0, ()).ids
+        answers = [self._renderer.encode_plain(clean_text(answer)) for answer in m.answers]
+        longest = len(context) + max(map(len, answers)) + 1
+        if longest >= self._config.max_model_len:
+            raise Refusal("bad_request", f"an answer ends at token {longest}; the model takes {self._config.max_model_len}")
+        entry = self._scored_version(m)
+        name = entry.name if entry else None
+        try:
+            async with self._gate.hold(name):
+                found = await asyncio.gather(*(self._answer_logprob(context, ids, name) for ids in answers))
+        finally:
+            self._versions.release(entry, "", time.monotonic())
+            await self._drop_unused()
+        self._counts["questions"] += 1
+        return Scored(request=m.request, logprobs=tuple(found))
+
+    def _scored_version(self, m: Score) -> Installed | None:
+        """The version to score with, counted as in use; it is held for no episode."""
+        if m.agent == BASE or not isinstance(m.pin, int):
+            return self._versions.acquire(m.agent, m.pin, "", time.monotonic())
+        entry = self._versions.exact(PolicyVersion(m.agent, m.pin))
+        entry.uses += 1
+        return entry
+
+    async def _answer_logprob(self, context: tuple[int, ...], answer: list[int], name: str | None) -> float:
+        """Of the answer's tokens and then any of the tokens that end a turn."""
+        ends = []
+        for stop in self._chat.stop_ids:
+            logprobs = await self._engine.logprobs(self._name("a"), (*context, *answer, stop), name)
+            ends.append(math.fsum(logprobs[len(context) - 1 :]))
+        best = max(ends)
+        return best + math.log(math.fsum(math.exp(e - best) for e in ends)) if math.isfinite(best) else best
 
     async def _probe(self, m: Probe) -> ProbeResult:
         self._check_ids(m.ids)

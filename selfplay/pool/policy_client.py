@@ -32,6 +32,8 @@ from selfplay.wire.messages import (
     PolicyHello,
     PolicyInfo,
     Refused,
+    Score,
+    Scored,
     ToPolicy,
 )
 from selfplay.wire.sockets import Caller, HasRequest, connect_dealer, unique_identity
@@ -98,6 +100,22 @@ class ZmqPolicyClient:
         if not isinstance(reply, Chosen):
             raise EngineError(f"policy server answered a question with {type(reply).__name__}")
         return reply.probabilities
+
+    async def score(
+        self, agent: str, pin: str | int, messages: Sequence[Message], answers: Sequence[str]
+    ) -> tuple[float, ...]:
+        """Log-probability of each of ``answers`` as the next turn of a chat, its end included, at temperature 1."""
+
+        def request(number: int, left_s: float) -> Score:
+            return Score(
+                request=number, agent=agent, pin=pin, messages=tuple(messages), answers=tuple(answers),  # type: ignore[arg-type]
+                timeout_s=left_s,
+            )  # fmt: skip
+
+        reply = await self._ask(self._servers[next(self._turns) % len(self._servers)], request)
+        if not isinstance(reply, Scored):
+            raise EngineError(f"policy server answered a question with {type(reply).__name__}")
+        return reply.logprobs
 
     def end_episode(self, episode_id: str) -> None:
         """Tell the episode's server that it may let go of what the episode pinned."""

@@ -138,6 +138,26 @@ class Chosen(_Message, frozen=True, kw_only=True, tag="chosen"):
     probabilities: dict[str, float]
 
 
+MAX_ANSWERS = 512
+
+
+class Score(_Message, frozen=True, kw_only=True, tag="score"):
+    """How likely are these answers to a chat, word for word and then the end of the turn? At temperature 1."""
+
+    request: RequestId
+    agent: str
+    pin: Pin
+    messages: tuple[Message, ...]
+    answers: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_ANSWERS)]
+    timeout_s: float
+
+
+class Scored(_Message, frozen=True, kw_only=True, tag="scored"):
+    request: RequestId
+    logprobs: tuple[float, ...]
+    """Natural log of each answer's probability, its end of turn included."""
+
+
 class Cancel(_Message, frozen=True, kw_only=True, tag="cancel"):
     """Abort request ``target`` of the same client; idempotent, not answered."""
 
@@ -252,10 +272,10 @@ class JoinWeights(_Message, frozen=True, kw_only=True, tag="join"):
 
 
 ToPolicy = (
-    PolicyHello | Generate | Choose | Cancel | EndEpisode | BeginInstall | CommitInstall | AbortInstall | MakeCurrent
+    PolicyHello | Generate | Choose | Score | Cancel | EndEpisode | BeginInstall | CommitInstall | AbortInstall | MakeCurrent
     | Retire | Probe | Stats | JoinWeights
 )  # fmt: skip
-FromPolicy = PolicyInfo | Generated | Chosen | ProbeResult | StatsResult | Done | Refused
+FromPolicy = PolicyInfo | Generated | Chosen | Scored | ProbeResult | StatsResult | Done | Refused
 
 # ── controller ⇄ trainer rank ────────────────────────────────────────────────────────────────────
 
