@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any, TypeVar
 
 from selfplay.errors import UserError
@@ -22,9 +23,6 @@ class ListedRandom(random.Random):
     Copies of a game share it. Integer draws (``randrange``, ``choice``, ``shuffle``, ``sample``, ``getrandbits`` and weighted
     ``choices``) can be listed; a draw from a continuum raises `UserError`.
     """
-
-    def __new__(cls) -> ListedRandom:
-        return super().__new__(cls, 0)
 
     def __init__(self) -> None:
         super().__init__(0)
@@ -53,15 +51,15 @@ class ListedRandom(random.Random):
     def choices(
         self,
         population: Any,
-        weights: Sequence[float] | None = None,
+        weights: Sequence[float | Fraction] | None = None,
         *,
-        cum_weights: Sequence[float] | None = None,
+        cum_weights: Sequence[float | Fraction] | None = None,
         k: int = 1,
     ) -> list[Any]:
         """As `random.Random.choices`."""
         n = len(population)
         if cum_weights is not None:
-            weights = [b - a for a, b in itertools.pairwise((0.0, *cum_weights))]
+            weights = [float(b - a) for a, b in itertools.pairwise((0, *cum_weights))]
         masses = [float(w) for w in weights] if weights is not None else [1.0] * n
         total = sum(masses)
         return [population[self.draw([m / total for m in masses])] for _ in range(k)]

@@ -4,6 +4,8 @@ In: an information state of a game tree and an agent kind with its options. Out:
 after the seat's own earlier moves said as plain moves.
 """
 
+# ruff: noqa: ARG002 - a client's protocol brings more than is read here
+
 from __future__ import annotations
 
 import random

@@ -52,7 +52,7 @@ def relabellings(moves: Sequence[str]) -> list[Relabelling]:
     if not 2 <= len(known) <= MAX_MOVES or not all(re.search(r"\w", m) for m in known):
         return []
     orders = [dict(zip(known, p, strict=True)) for p in itertools.permutations(known) if list(p) != known]
-    return [Relabelling(kind=kind, names=names) for kind in ("order", "label") for names in orders]  # type: ignore[arg-type]
+    return [Relabelling(kind=kind, names=names) for kind in ("order", "label") for names in orders]
 
 
 def _words(names: Mapping[str, str]) -> re.Pattern[str]:

@@ -180,7 +180,9 @@ class PolicyService:
         answers = [self._renderer.encode_plain(clean_text(answer)) for answer in m.answers]
         longest = len(context) + max(map(len, answers)) + 1
         if longest >= self._config.max_model_len:
-            raise Refusal("bad_request", f"an answer ends at token {longest}; the model takes {self._config.max_model_len}")
+            raise Refusal(
+                "bad_request", f"an answer ends at token {longest}; the model takes {self._config.max_model_len}"
+            )
         entry = self._scored_version(m)
         name = entry.name if entry else None
         try:
