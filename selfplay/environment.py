@@ -73,6 +73,10 @@ class Environment:
     """Decisions of all seats together after which an episode is cut as ``truncated``."""
     max_move_tokens: int = 64
     """How many tokens a model may sample for one move, unless the run says otherwise."""
+    presets: Mapping[str, Mapping[str, Scalar]] = {}
+    """Named sets of parameter values: ``preset=NAME`` among the parameters takes them, others given beside it win."""
+    data_files: Sequence[str] = ()
+    """Files beside the module that the game is played with; their contents belong to the environment's content hash."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

@@ -16,6 +16,16 @@ GAMES: dict[str, tuple[str, Mapping[str, Scalar], int, tuple[str, ...]]] = {
     "tictactoe-v0": ("tictactoe-v0", {}, 0, ("5", "my square is 1", "9", "3", "2", "8", "4", "6", "7")),
     "kuhn-poker-v0": ("kuhn-poker-v0", {}, 3, ("pass", "BET", "I bet")),
     "kuhn-poker-v0-3": ("kuhn-poker-v0", {"players": 3}, 5, ("pass", "pass", "bet", "bet", "pass")),
+    "leduc-poker-v0": ("leduc-poker-v0", {}, 1, ("check", "raise", "I raise", "call", "Raise!", "raise", "call")),
+    "leduc-poker-v0-fold": ("leduc-poker-v0", {}, 2, ("raise", "raise", "fold")),
+    "nim-v0": ("nim-v0", {}, 0, ("3", "1", "I take 3", "2", "2")),
+    "nim-v0-misere": ("nim-v0", {"preset": "marienbad"}, 0, ("d7", "c4", "c1", "B1", "b2", "a1")),
+    "prisoners-dilemma-v0": (
+        "prisoners-dilemma-v0", {"rounds": 3}, 0, ("cooperate", "defect", "Defect", "defect", "defect", "I cooperate."),
+    ),
+    "prisoners-dilemma-v0-noisy": (
+        "prisoners-dilemma-v0", {"rounds": 4, "continuation": 0.9, "noise": 0.4}, 1, ("cooperate",) * 8,
+    ),
     "debate-v0": (
         "debate-v0", {"rounds": 2, "max_words": 8}, 11,
         ("It saves time.", "It costs nerve.\n> And more.", "It saves time and money for all of us, always.", "So you say."),
@@ -30,16 +40,20 @@ def record(name: str) -> str:
     lines = [f"{env_id} {dict(params)} seed {seed}", f"seats: {list(game.seats)}"]
     for seat in game.seats:
         lines.append(f"rules({seat}): {game.rules(seat)!r}")
-    for answer in answers:
-        movers = list(game.to_move())
+    script = iter(answers)
+    while movers := list(game.to_move()):
         lines.append(f"to move: {movers}")
         for seat in game.seats:
             lines.append(f"  view({seat}): {game.view(seat)!r}")
             if seat in movers:
                 lines.append(f"  legal({seat}): {game.legal_moves(seat)!r}")
-        move = game.parse(movers[0], answer)
-        lines.append(f"  {movers[0]} says {answer!r}, plays {move!r}")
-        game.step({movers[0]: move})
+        moves = {}
+        for seat in movers:
+            answer = next(script)
+            moves[seat] = game.parse(seat, answer)
+            lines.append(f"  {seat} says {answer!r}, plays {moves[seat]!r}")
+        game.step(moves)
+    assert next(script, None) is None, f"{name}: the game is over, answers are left"
     lines.append(f"to move: {list(game.to_move())}")
     questions = game.jury_questions()
     lines += [f"jury: {q!r}" for q in questions]

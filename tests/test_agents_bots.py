@@ -89,7 +89,7 @@ def test_minimax_plays_only_best_moves(board: str, best: set[str]) -> None:
 
 
 def test_minimax_refuses_what_it_does_not_know() -> None:
-    with pytest.raises(UserError, match="minimax cannot play 'debate-v0'; it knows tictactoe"):
+    with pytest.raises(UserError, match="minimax cannot play 'debate-v0'; it knows nim, tictactoe"):
         MinimaxPlayer(context("debate-v0"))
     with pytest.raises(UserError, match="cannot read this tic-tac-toe view"):
         ask(MinimaxPlayer(context()), decision("a different text"))

@@ -123,3 +123,44 @@ def test_ids_that_are_no_ids(bad: str) -> None:
         resolve_environment_id(bad)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    "bad", ["../../x-v0", "/etc/x-v0", "a/b/c-v1", "x-v01", "-x-v0", "d\u0435bate-v0", "x" * 90 + "-v0", "no-version"]
+)
+def test_an_offered_id_that_cannot_be_one_is_a_broken_line(
+    bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_distribution(tmp_path, "odd-ids", modules={}, entry_points={ENVIRONMENTS: {bad: "selfplay_envs.nim:Nim"}})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (entry,) = [e for e in list_entries(ENVIRONMENTS) if e.distribution == "odd-ids"]
+    assert "odd-ids 1.0 cannot be used: an id is name-vN" in entry.problem()
+    with pytest.raises(UserError, match=r"is not an environment id|cannot be loaded"):
+        load_environment(bad)
+
+
+@pytest.mark.parametrize(
+    "bad", ["", "a\nb", "x" * 300, "../x", "a/b/c", "sp ace", "nul\0", "openspiel:", ":x", "d\u0435bate"]
+)
+def test_ids_that_cannot_be_ids(bad: str) -> None:
+    with pytest.raises(UserError, match="is not an environment id") as caught:
+        resolve_environment_id(bad)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 250
+
+
+def test_owners_and_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    points = {f"alice/nim-v{n}": "selfplay_envs.nim:Nim" for n in (1, 2, 10)} | {"bob/nim-v3": "selfplay_envs.nim:Nim"}
+    write_distribution(tmp_path, "more-nim", modules={}, entry_points={ENVIRONMENTS: points})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert resolve_environment_id("alice/nim") == "alice/nim-v10"
+    assert resolve_environment_id("bob/nim") == "bob/nim-v3"
+    assert resolve_environment_id("nim") == "nim-v0"
+    with pytest.raises(UnknownNameError, match="or 'alice/nim-v10'"):
+        resolve_environment_id("alice/nim-v11")
+    assert load_environment("alice/nim-v2").__name__ == "Nim"
+
+
+def test_an_unknown_scheme_names_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="unknown adapter 'openspeel'"):
+        resolve_environment_id("openspeel:leduc_poker")

@@ -7,8 +7,9 @@ into a position, and rules to search it. A game without a reader is refused by n
 from __future__ import annotations
 
 import functools
+import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from selfplay.agent import Answer, Decision, PlayerContext
 from selfplay.errors import UserError
@@ -59,4 +60,32 @@ def _marked(board: str, square: int) -> str:
     return board[:square] + mark + board[square + 1 :]
 
 
-_BEST_MOVES: dict[str, Callable[[Decision], list[str]]] = {"tictactoe": _tictactoe}
+_HEAPS = re.compile(r"([a-h]) has (\d+)|Stones left: (\d+)")
+_LARGEST_HEAP = 40
+
+
+def _nim(decision: Decision) -> list[str]:
+    """Best moves of a Nim view, by the nim-sum of the heaps modulo (most + 1); every move of a lost position is one."""
+    heaps = {name: int(many or one) for name, many, one in _HEAPS.findall(decision.view)}
+    most = re.search(r"Take 1 to (\d+) stones", decision.rules)
+    if not heaps or "Nim" not in decision.rules:
+        raise UserError(f"minimax cannot read this view of nim: {decision.view[:100]!r}")
+    limit, misere = int(most[1]) if most else _LARGEST_HEAP, "last stone loses" in decision.rules
+    moves = [
+        (f"{name}{n}", {**heaps, name: heap - n})
+        for name, heap in heaps.items()
+        for n in range(1, min(heap, limit) + 1)
+    ]
+    good = [move for move, after in moves if _nim_lost(after.values(), limit, misere)]
+    return good or [move for move, _ in moves]
+
+
+def _nim_lost(heaps: Iterable[int], limit: int, misere: bool) -> bool:
+    """Whether the seat to move loses against perfect play."""
+    small = [heap % (limit + 1) for heap in heaps]
+    if misere and max(small) <= 1:
+        return sum(small) % 2 == 1
+    return functools.reduce(operator.xor, small) == 0
+
+
+_BEST_MOVES: dict[str, Callable[[Decision], list[str]]] = {"tictactoe": _tictactoe, "nim": _nim}

@@ -45,6 +45,7 @@ class Debate(Environment):
     """
 
     seats: Sequence[str] = ("pro", "con")
+    data_files = ("motions.json",)
 
     def __init__(
         self,

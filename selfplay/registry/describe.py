@@ -24,6 +24,7 @@ from selfplay.environment import Environment
 from selfplay.errors import ConfigError, EnvironmentFault, UserError
 from selfplay.registry.environments import (
     environment_parameters,
+    environment_presets,
     environment_source,
     make_environment,
     resolve_environment_id,
@@ -110,6 +111,7 @@ def build_spec(env_id: str, params: Mapping[str, Scalar]) -> EnvironmentSpec:
         needs_jury=type(game).jury_questions is not Environment.jury_questions,
         forfeit=game.forfeit,
         parameters={p.name: p.default for p in environment_parameters(resolved)},
+        presets={k: dict(v) for k, v in environment_presets(resolved).items()},
         doc=doc.partition("\n")[0],
         rules=doc,
     )

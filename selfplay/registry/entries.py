@@ -12,14 +12,20 @@ from importlib import metadata
 import msgspec
 
 from selfplay.errors import UnknownNameError, UserError
+from selfplay.registry.ids import FORM, split_version
 
 ENVIRONMENTS = "selfplay.environments"
 AGENTS = "selfplay.agents"
 SCORERS = "selfplay.scorers"
 ALGORITHMS = "selfplay.algorithms"
-_KINDS = {ENVIRONMENTS: "environment", AGENTS: "agent kind", SCORERS: "scorer", ALGORITHMS: "algorithm"}
-
-MAX_ID_CHARS = 200
+ADAPTERS = "selfplay.adapters"
+_KINDS = {
+    ADAPTERS: "adapter",
+    ENVIRONMENTS: "environment",
+    AGENTS: "agent kind",
+    SCORERS: "scorer",
+    ALGORITHMS: "algorithm",
+}
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, order=True):
@@ -38,6 +44,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     def problem(self) -> str:
         """What can be seen to be wrong without importing the plugin; empty when nothing is."""
+        if self.group == ENVIRONMENTS and split_version(self.id) is None:
+            return f"id {self.id[:60]!r} of {self.source} cannot be used: {FORM}"
         module, sep, attribute = self.target.partition(":")
         if not sep or not module or not attribute.isidentifier():
             return f"entry point {self.target!r} of {self.source} is not module:attribute"

@@ -1,7 +1,6 @@
 """From an environment id to its class, its source and an instance.
 
-An id is ``name-vN`` from an entry point, the name alone (the highest version is taken), or the path of a Python file
-that holds exactly one `Environment`.
+What an id can be is told in `selfplay.registry.ids`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import random
-import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -19,12 +17,13 @@ import msgspec
 
 from selfplay.environment import Environment
 from selfplay.errors import ConfigError, EnvironmentFault, SelfplayError, UserError
-from selfplay.registry.entries import ENVIRONMENTS, MAX_ID_CHARS, find_entry, list_entries, load_entry, one_line
+from selfplay.registry.adapters import adapted_source, load_adapter
+from selfplay.registry.entries import ADAPTERS, ENVIRONMENTS, find_entry, list_entries, load_entry, one_line
+from selfplay.registry.ids import check_id, existing_file, highest_version, is_file_id, split_adapted
 from selfplay.registry.isolation import Isolation
-from selfplay.registry.parameters import Parameter, check_values, declared_parameters
+from selfplay.registry.parameters import Parameter, check_values, declared_parameters, with_preset
+from selfplay.registry.provenance import HASH_CHARS, content_hash
 from selfplay.types import Scalar, derive_seed
-
-_VERSIONED = re.compile(r"(.+)-v(\d{1,9})\Z")
 
 
 class _Loaded(msgspec.Struct, frozen=True):
@@ -43,18 +42,12 @@ def resolve_environment_id(env_id: str) -> str:
     Raises `UnknownNameError` with the nearest ids, or `UserError` for an id that cannot be one.
     """
     if is_file_id(env_id):
-        return str(_existing_file(env_id))
-    if not env_id or len(env_id) > MAX_ID_CHARS or not env_id.isprintable():
-        raise UserError(f"{env_id[:60]!r} is not an environment id: it is empty, too long or has control characters")
-    versions = [
-        (int(m[2]), e.id) for e in list_entries(ENVIRONMENTS) if (m := _VERSIONED.match(e.id)) and m[1] == env_id
-    ]
-    return find_entry(ENVIRONMENTS, max(versions)[1] if versions else env_id).id
-
-
-def is_file_id(env_id: str) -> bool:
-    """Whether ``env_id`` is the path of a Python file rather than a registered id."""
-    return env_id.endswith(".py")
+        return str(existing_file(env_id))
+    if adapted := split_adapted(check_id(env_id)):
+        find_entry(ADAPTERS, adapted[0])
+        return env_id
+    known = [e.id for e in list_entries(ENVIRONMENTS)]
+    return find_entry(ENVIRONMENTS, highest_version(env_id, known) or env_id).id
 
 
 def load_environment(env_id: str) -> type[Environment]:
@@ -63,8 +56,16 @@ def load_environment(env_id: str) -> type[Environment]:
 
 
 def environment_source(env_id: str) -> str:
-    """Where the environment comes from: ``distribution version``, or ``file NAME DIGEST``."""
+    """Where the environment comes from: ``distribution version sha256:DIGEST``, or ``file NAME sha256:DIGEST``."""
     return _load(env_id).source
+
+
+def environment_presets(env_id: str) -> Mapping[str, Mapping[str, Scalar]]:
+    """The named sets of parameter values that the environment offers; raises `ConfigError` for one that does not fit."""
+    loaded = _load(env_id)
+    for name, values in loaded.kind.presets.items():
+        check_values(f"{env_id}: preset {name}", loaded.parameters, values)
+    return loaded.kind.presets
 
 
 def environment_parameters(env_id: str) -> tuple[Parameter, ...]:
@@ -78,7 +79,8 @@ def make_environment(env_id: str, params: Mapping[str, Scalar], seed: int) -> En
     Raises `UserError` for a bad id or parameter and `EnvironmentFault` when the constructor itself raises.
     """
     loaded = _load(env_id)
-    values = check_values(env_id, loaded.parameters, params)
+    given = with_preset(env_id, loaded.kind.presets, params)
+    values = check_values(env_id, loaded.parameters, given)
     try:
         with Isolation(derive_seed(seed, "construction")):
             environment = loaded.kind(random.Random(seed), **values)
@@ -95,8 +97,13 @@ def make_environment(env_id: str, params: Mapping[str, Scalar], seed: int) -> En
 def _load(env_id: str) -> _Loaded:
     if env_id not in _loaded:
         resolved = resolve_environment_id(env_id)
-        _loaded[resolved] = _load_file(Path(resolved)) if is_file_id(resolved) else _load_registered(resolved)
-        _loaded[env_id] = _loaded[resolved]
+        if is_file_id(resolved):
+            found = _load_file(Path(resolved))
+        elif adapted := split_adapted(resolved):
+            found = _load_adapted(resolved, *adapted)
+        else:
+            found = _load_registered(resolved)
+        _loaded[env_id] = _loaded[resolved] = found
     return _loaded[env_id]
 
 
@@ -109,11 +116,23 @@ def _load_registered(env_id: str) -> _Loaded:
             f"environment {env_id!r} of {entry.source} is not a subclass of selfplay.environment.Environment "
             f"(entry point {entry.target})"
         )
-    return _Loaded(kind, entry.source, declared_parameters(env_id, kind.__init__))
+    return _Loaded(kind, f"{entry.source} {content_hash(kind)}", declared_parameters(env_id, kind.__init__))
+
+
+def _load_adapted(env_id: str, scheme: str, name: str) -> _Loaded:
+    try:
+        with Isolation(0):
+            adapter = load_adapter(scheme)
+            kind = adapter.environment(name)
+    except UserError:
+        raise
+    except (Exception, SystemExit) as e:  # the boundary to the other library's code
+        raise UserError(f"{env_id} cannot be loaded: {one_line(e)}") from e
+    return _Loaded(kind, adapted_source(adapter, kind), declared_parameters(env_id, kind.__init__))
 
 
 def _load_file(path: Path) -> _Loaded:
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:HASH_CHARS]
     name = f"selfplay_file_{digest}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -133,16 +152,5 @@ def _load_file(path: Path) -> _Loaded:
     if len(found) != 1:
         names = ", ".join(k.__name__ for k in found) or "none"
         raise UserError(f"{path} must hold exactly one Environment subclass, found {len(found)}: {names}")
-    return _Loaded(found[0], f"file {path.name} {digest}", declared_parameters(path.name, found[0].__init__))
-
-
-def _existing_file(env_id: str) -> Path:
-    try:
-        path = Path(env_id).resolve()
-        if path.is_file():
-            if len(str(path)) > MAX_ID_CHARS:
-                raise UserError(f"the path of {path.name} has {len(str(path))} characters; at most {MAX_ID_CHARS} fit")
-            return path
-    except (OSError, ValueError) as e:
-        raise UserError(f"{env_id[:60]!r} is not a readable file: {e}") from None
-    raise UserError(f"there is no environment file {env_id[:80]!r}")
+    parameters = declared_parameters(path.name, found[0].__init__)
+    return _Loaded(found[0], f"file {path.name} {content_hash(found[0])}", parameters)

@@ -57,6 +57,21 @@ def check_values(owner: str, parameters: Iterable[Parameter], given: Mapping[str
     return {name: _KINDS[p.kind](given.get(name, p.default)) for name, p in declared.items()}
 
 
+PRESET = "preset"
+
+
+def with_preset(
+    owner: str, presets: Mapping[str, Mapping[str, Scalar]], given: Mapping[str, Scalar]
+) -> dict[str, Scalar]:
+    """``given`` with the values of its preset filled in; raises `ConfigError` for a preset that does not exist."""
+    if PRESET not in given or not presets:
+        return dict(given)
+    name = given[PRESET]
+    if name not in presets:
+        raise ConfigError(f"{owner} has no preset {name!r}{suggestion(str(name), presets)}")
+    return {**presets[str(name)], **{k: v for k, v in given.items() if k != PRESET}}
+
+
 def _kind_of(parameter: inspect.Parameter) -> str | None:
     annotation = parameter.annotation
     if annotation is parameter.empty:

@@ -14,7 +14,7 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """The resolved id: with its version, or the absolute path of a file."""
     source: str
-    """``distribution version``, or ``file NAME DIGEST``."""
+    """``distribution version sha256:DIGEST``, or ``file NAME sha256:DIGEST``."""
     seats: tuple[str, ...]
     zero_sum: bool
     reward_range: tuple[float, float]
@@ -24,6 +24,8 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True):
     forfeit: Forfeit
     parameters: dict[str, Scalar]
     """Every parameter with its default."""
+    presets: dict[str, dict[str, Scalar]] = {}
+    """Named sets of parameter values, taken with ``preset=NAME``."""
     doc: str
     """First line of the environment's docstring."""
     rules: str

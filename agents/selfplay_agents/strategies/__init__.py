@@ -1,0 +1,1 @@
+"""Fixed strategies, one file per game; `selfplay_agents.scripted` lists them."""
