@@ -62,7 +62,7 @@ def test_an_episode_arrives_whole_and_its_bytes_are_what_was_checked(runtime, tm
     result = asyncio.run(run())
     assert Codec(Episode).decode(result.data) == result.episode
     assert result.episode.match == make_match(3, player="talker", pin=7)
-    assert result.episode.env_source == "pool-test-games 1.0"
+    assert result.episode.env_source.startswith("pool-test-games 1.0 sha256:")
     assert result.episode.versions() == {"agent-a": (7, 7), "agent-b": (7, 7)}
 
 
