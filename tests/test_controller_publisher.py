@@ -11,7 +11,7 @@ import pytest
 from selfplay.controller.publisher import Publisher, all_or_first_error
 from selfplay.errors import SyncError, TrainerError
 from selfplay.types import PolicyVersion
-from selfplay.wire.messages import BucketHeader, Exported
+from selfplay.wire.messages import BucketHeader, Exported, Sent
 
 HEADER = BucketHeader(
     transport="shm", address="", offset=0, num_bytes=8, crc32=1, dtype="float32", layout=(), adapter_config={}
@@ -33,12 +33,13 @@ class FakeTrainer:
 
     async def export(self, make: Any, timeout_s: float) -> Exported:
         self.diary.lines.append(f"export {make(1).version}")
-        return Exported(request=1, digest="d", header=HEADER)
+        return Exported(request=1, header=HEADER)
 
-    async def send(self, make: Any, timeout_s: float) -> None:
+    async def send(self, make: Any, timeout_s: float) -> Sent:
         self.diary.lines.append("send")
         if self.send_error is not None:
             raise self.send_error
+        return Sent(request=2, digest="d")
 
     async def probe(self, agent: str, ids: tuple[int, ...], timeout_s: float) -> tuple[float, ...]:
         return self.logprobs

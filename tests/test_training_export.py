@@ -39,9 +39,10 @@ def test_peft_loads_it_unchanged_and_gives_the_same_logprobs(tiny_model: Path, t
     from transformers import AutoModelForCausalLM
 
     trainer, version = trained(tiny_model, tmp_path), PolicyVersion("pro", 0)
-    _, exported = export(trainer, tmp_path, version)
+    exporter, _ = export(trainer, tmp_path, version)
+    sent = exporter.send(Send(request=2, version=version, timeout_s=5.0))
     store = AdapterStore(tmp_path / "adapters")
-    assert store.verify(version).digest == exported.digest
+    assert store.verify(version).digest == sent.digest
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     with torch.no_grad():
         bare = torch.log_softmax(base(torch.tensor([IDS])).logits[0, :-1], -1)
@@ -80,7 +81,8 @@ def test_a_bucket_is_a_snapshot_that_later_steps_do_not_touch(tiny_model: Path, 
 
 def test_a_run_starts_from_stored_versions_bit_for_bit(tiny_model: Path, tmp_path: Path) -> None:
     trainer = trained(tiny_model, tmp_path)
-    export(trainer, tmp_path, PolicyVersion("pro", 4))
+    exporter, _ = export(trainer, tmp_path, PolicyVersion("pro", 4))
+    exporter.close()
     again, _ = start_trainer(rank_config(tiny_model, tmp_path, config(seed=99), versions={"pro": 4, "con": 0}))
     assert torch.equal(again.policy.adapters["pro"].flat, trainer.policy.adapters["pro"].flat)
     assert not torch.equal(again.policy.adapters["con"].flat, trainer.policy.adapters["con"].flat)

@@ -23,6 +23,7 @@ from selfplay.wire.messages import (
     Exported,
     Save,
     Send,
+    Sent,
     StepDone,
     TrainerDone,
     TrainerFailed,
@@ -61,6 +62,7 @@ def weights(ranks: Ranks, root: Path, version: int) -> Weights:
         name = PolicyVersion(agent, version)
         message = Export(request=50, version=name, folder=str(root), transport="file", address=str(root / "bucket"))
         assert isinstance(ranks.ask(message), Exported)
+        assert isinstance(ranks.ask(Send(request=51, version=name, timeout_s=10.0)), Sent)
     return {a: load_file(store.path(PolicyVersion(a, version)) / "adapter_model.safetensors") for a in AGENTS}
 
 

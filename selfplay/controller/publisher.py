@@ -2,10 +2,11 @@
 
     trainer rank 0            controller               every engine
         │  ◄── Export ────────────┤                         │
-        ├── Exported(header) ────►│                         │      the adapter is in the store, whole
+        ├── Exported(header) ────►│                         │      the bucket is gathered; the store is written beside
         │                         ├── BeginInstall ────────►│      a thread receives beside generation
         │  ◄── Send ──────────────┤                         │
         ├═══════ flat bucket, nccl | gloo | shm | file ════►│
+        ├── Sent(digest) ────────►│                         │      the adapter is in the store, whole
         │                         ├── CommitInstall ───────►│      checksum, new name and id: addressable
         │  ◄── TrainerProbe ──────┤── Probe ───────────────►│      |Δlogprob| within the bound, else hard stop
         │                         ├── MakeCurrent ─────────►│      only when all engines have committed
@@ -107,21 +108,22 @@ class Publisher:
             self._timeout_s,
         )  # fmt: skip
         exported_at = time.monotonic()
-        await self._move(version, exported.header)
+        digest = await self._move(version, exported.header)
         moved_at = time.monotonic()
         mean, worst, moved = await self._prove(version)
         await self._each(lambda engine: engine.make_current(version, self._timeout_s))
         await self._retire_older(version)
         return SyncReport(
-            version=version, digest=exported.digest, num_bytes=exported.header.num_bytes,
+            version=version, digest=digest, num_bytes=exported.header.num_bytes,
             export_s=exported_at - start, move_s=moved_at - exported_at, total_s=time.monotonic() - start,
             probe_mean=mean, probe_max=worst, policy_moved=moved,
         )  # fmt: skip
 
-    async def _move(self, version: PolicyVersion, header: BucketHeader) -> None:
+    async def _move(self, version: PolicyVersion, header: BucketHeader) -> str:
+        """Bring the bucket to every engine; the digest under which the version is stored."""
         try:
             await self._each(lambda engine: engine.begin_install(version, header, self._timeout_s))
-            await all_or_first_error(
+            sent, *_ = await all_or_first_error(
                 self._trainer.send(
                     lambda request: Send(request=request, version=version, timeout_s=self._timeout_s),
                     self._timeout_s + 5.0,
@@ -133,6 +135,7 @@ class Publisher:
             raise SyncError(
                 f"{version} did not reach the engines over {self._transport}; the old version serves on: {error}"
             ) from error
+        return str(sent.digest)
 
     async def _give_up(self, version: PolicyVersion) -> None:
         for engine in self._engines:
@@ -174,8 +177,8 @@ def mean_difference(a: Sequence[float], b: Sequence[float]) -> float:
     return sum(abs(x - y) for x, y in zip(a, b, strict=True)) / len(a)
 
 
-async def all_or_first_error(*calls: Coroutine[Any, Any, object]) -> None:
-    """Run all at once; at the first error cancel the rest and raise that error itself, not a group."""
+async def all_or_first_error(*calls: Coroutine[Any, Any, Any]) -> list[Any]:
+    """Run all at once, results in order; at the first error cancel the rest and raise that error itself, not a group."""
     tasks = [asyncio.create_task(call) for call in calls]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -186,3 +189,4 @@ async def all_or_first_error(*calls: Coroutine[Any, Any, object]) -> None:
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, asyncio.CancelledError):
             raise result
+    return results

@@ -20,6 +20,7 @@ from selfplay.wire.messages import (
     JoinWeights,
     Save,
     Send,
+    Sent,
     StepDone,
     Stop,
     ToTrainer,
@@ -100,12 +101,12 @@ class TrainerLink:
         )
 
     async def export(self, make: Callable[[int], Export], timeout_s: float) -> Exported:
-        """Write one adapter to the store and keep its bucket for `send`."""
+        """Gather one adapter into a bucket for `send`; it is written to the store meanwhile."""
         return await self._one(0, make, Exported, "export", timeout_s)
 
-    async def send(self, make: Callable[[int], Send], timeout_s: float) -> None:
-        """Move the exported bucket to the engines."""
-        await self._one(0, make, TrainerDone, "send", timeout_s)
+    async def send(self, make: Callable[[int], Send], timeout_s: float) -> Sent:
+        """Move the exported bucket to the engines; the version is durable when this returns."""
+        return await self._one(0, make, Sent, "send", timeout_s)
 
     async def join_weights(self, make: Callable[[int], JoinWeights], timeout_s: float) -> None:
         """Join the weights group as its rank 0."""

@@ -37,7 +37,8 @@ class StepMask:
         active = torch.unique(slots)
         used = active[active >= 0].tolist()
         self.is_base = not used
-        self.first, self.end = (used[0], used[-1] + 1) if used else (0, 0)
+        self.first: int = used[0] if used else 0
+        self.end: int = used[-1] + 1 if used else 0
         """The range of slots that have rows here; slots between two others are computed and masked away."""
         self.mask: Tensor | None = None
         """[N, (end − first) · rank] of 0 and 1; None when all rows are of one adapter."""

@@ -1,12 +1,16 @@
 """Rank 0's way out: adapters into the store, and as flat buckets to the engines.
 
 In: `Export`, `JoinWeights`, `Send`. Out: an immutable version on disk (PEFT format, float32) and the same tensors, cast
-to the engine's dtype, in one bucket that is gathered first and sent after.
+to the engine's dtype, in one bucket that is gathered first and sent after. The disk is written beside the sending;
+`send` returns when both are done, so that no version serves that a crash could lose.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -18,7 +22,17 @@ from selfplay.store.peft_format import WEIGHTS_NAME
 from selfplay.sync import Bucket, DtypeName, Sender, make_sender, pack, save_adapter
 from selfplay.training.model import PackedPolicy
 from selfplay.types import PolicyVersion
-from selfplay.wire.messages import Export, Exported, JoinWeights, Send
+from selfplay.wire.messages import Export, Exported, JoinWeights, Send, Sent
+
+
+@dataclass(frozen=True)
+class _Export:
+    """The version that was exported last."""
+
+    version: PolicyVersion
+    bucket: Bucket
+    stored: Future[str]
+    """Its digest, once it is durable."""
 
 
 class Exporter:
@@ -26,11 +40,12 @@ class Exporter:
 
     def __init__(self, policy: PackedPolicy, dtype: DtypeName) -> None:
         self._policy, self._dtype = policy, dtype
-        self._kept: tuple[PolicyVersion, Bucket] | None = None
+        self._last: _Export | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="adapter-store")
         self._senders: dict[str, Sender] = {}
 
     def export(self, message: Export) -> Exported:
-        """Store the adapter as it is now under ``message.version`` and keep its bucket for `send`."""
+        """Gather the adapter as it is now for `send`, and begin to store it under ``message.version``."""
         version = message.version
         adapter = self._policy.adapters.get(version.agent)
         if adapter is None:
@@ -38,17 +53,12 @@ class Exporter:
                 f"{version} cannot be exported: agents here are {', '.join(sorted(self._policy.adapters))}"
             )
         tensors, config = _on_host(adapter.tensors()), self._policy.layout.adapter_config()
-        store = AdapterStore(Path(message.folder))
-        older = [v for v in store.versions(version.agent) if v < version]
-        digest = store.publish(
-            version, lambda folder: save_adapter(folder, tensors, config), parent=max(older, default=None)
-        )
         bucket = pack(
-            adapter.tensors(), dtype=self._dtype, transport=message.transport, address=message.address,
-            adapter_config=config,
-        )  # fmt: skip
-        self._kept = (version, bucket)
-        return Exported(request=message.request, digest=digest, header=bucket.header)
+            tensors, dtype=self._dtype, transport=message.transport, address=message.address, adapter_config=config
+        )
+        stored = self._writer.submit(_store, AdapterStore(Path(message.folder)), version, tensors, config)
+        self._last = _Export(version, bucket, stored)
+        return Exported(request=message.request, header=bucket.header)
 
     def join(self, message: JoinWeights) -> None:
         """Join the weights group as its rank 0; a group joined before is left first."""
@@ -61,15 +71,21 @@ class Exporter:
             message.transport, address=message.address, world_size=message.world_size, timeout_s=message.timeout_s
         )
 
-    def send(self, message: Send) -> None:
-        """Send the bucket of the last `export`; raises `TrainerError` when it is of another version."""
-        kept, bucket = self._kept if self._kept is not None else (None, None)
-        if bucket is None or kept != message.version:
-            raise TrainerError(f"{message.version} was not exported last ({kept or 'nothing was'}): export it first")
-        self._sender(bucket).send(bucket, message.timeout_s)
+    def send(self, message: Send) -> Sent:
+        """Send the bucket of the last `export` and wait until that version is stored.
+
+        Raises `TrainerError` when the last export was of another version, and what the transport or the store raises.
+        """
+        last = self._last
+        if last is None or last.version != message.version:
+            was = last.version if last else "nothing was"
+            raise TrainerError(f"{message.version} was not exported last ({was}): export it first")
+        self._sender(last.bucket).send(last.bucket, message.timeout_s)
+        return Sent(request=message.request, digest=last.stored.result())
 
     def close(self) -> None:
-        """Leave all groups; idempotent."""
+        """Finish writing and leave all groups; idempotent."""
+        self._writer.shutdown(wait=True)
         for sender in self._senders.values():
             sender.close()
         self._senders.clear()
@@ -81,6 +97,13 @@ class Exporter:
                 raise TrainerError(f"cannot send over {transport}: the weights group was not joined")
             self._senders[transport] = make_sender(transport, address=address, world_size=1, timeout_s=1.0)
         return self._senders[transport]
+
+
+def _store(store: AdapterStore, version: PolicyVersion, tensors: dict[str, Tensor], config: dict[str, Any]) -> str:
+    older = [v for v in store.versions(version.agent) if v < version]
+    return store.publish(
+        version, lambda folder: save_adapter(folder, tensors, config), parent=max(older, default=None)
+    )  # fmt: skip
 
 
 def load_version(policy: PackedPolicy, store: AdapterStore, version: PolicyVersion) -> bool:

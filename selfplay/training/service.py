@@ -30,6 +30,7 @@ from selfplay.wire.messages import (
     JoinWeights,
     Save,
     Send,
+    Sent,
     StepDone,
     Stop,
     TrainerDone,
@@ -39,7 +40,7 @@ from selfplay.wire.messages import (
 )
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-Reply = StepDone | Exported | TrainerDone | TrainerProbed
+Reply = StepDone | Exported | Sent | TrainerDone | TrainerProbed
 
 
 class TrainerService:
@@ -75,7 +76,7 @@ class TrainerService:
             case JoinWeights():
                 self._rank_0("join").join(message)
             case Send():
-                self._rank_0("send").send(message)
+                return self._rank_0("send").send(message)
             case Stop():
                 self.close()
             case _:
