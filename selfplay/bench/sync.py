@@ -6,6 +6,8 @@
     memory_vs_file                trainer's tensors → first token of the new version: in memory against by disk
     usable_memory_vs_file         trainer's tensors → requests may name the new version, likewise
     publish_ROUTE_p50, _p99       tensors → first token by each transport and by disk, engine idle
+    first_token_alone             the same token from a version that is long there: what no route can go below, and with
+                                  ``ratio``, how far memory_vs_file could rise at most on this machine
 
 The load samples a fixed number of tokens from the base and two other adapters, so both runs do the same work. By disk
 means save, fsync and rename, then vLLM's own loader.
@@ -125,7 +127,9 @@ async def _idle(site: Site, size: Size) -> list[Row]:
     routes: dict[str, Callable[[], Awaitable[Published]]] = {r: _publisher(site, r) for r in get_args(Route)}
     routes["disk"] = site.publish_by_disk
     taken: dict[str, list[Published]] = {name: [] for name in routes}
+    alone: list[float] = []
     for number in range(size.publications + 1):
+        alone.append(await site.first_token_ms())
         for name, publish in routes.items():
             took = await publish()
             if number:  # the first of each is a warm-up
@@ -133,6 +137,13 @@ async def _idle(site: Site, size: Size) -> list[Row]:
     first = {name: [t.first_token_ms for t in times] for name, times in taken.items()}
     usable = {name: [t.usable_ms for t in times] for name, times in taken.items()}
     rows = [_against_disk("memory_vs_file", first), _against_disk("usable_memory_vs_file", usable)]
+    bound = statistics.median(alone[1:])
+    rows.append(
+        Row(
+            name="first_token_alone", value=bound, unit="ms", ratio=statistics.median(first["disk"]) / bound,
+            reference="save, fsync, vLLM's disk loader", repeats=size.publications,
+        )
+    )  # fmt: skip
     for name, times in first.items():
         p50, p99 = percentiles(times)
         rows.append(Row(name=f"publish_{name}_p50", value=p50, unit="ms", repeats=len(times)))

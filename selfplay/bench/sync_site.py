@@ -131,6 +131,12 @@ class Site:
         await self.engine._engine.remove_lora(request.lora_int_id)
         return took
 
+    async def first_token_ms(self) -> float:
+        """The same request as after a publication, to a version that is long there."""
+        start = time.perf_counter()
+        await self.sample(f"alone-{next(self._numbers)}", LOADED[0], 1, FIRST_PROMPT_TOKENS)
+        return (time.perf_counter() - start) * 1e3
+
     async def install(self, name: str, route: Route) -> None:
         """Pack, announce, send and commit, as a controller and a trainer do it."""
         from selfplay.sync import pack
