@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from selfplay.config.schema import Config
+from selfplay.config.schema import BufferConfig, Config
 from selfplay.errors import ConfigError, suggestion
 from selfplay.types import PolicyVersion, check_name
 
@@ -26,13 +26,24 @@ def resolve_transport(config: Config, *, has_gpu: bool) -> Literal["nccl", "gloo
     return chosen
 
 
-def live_adapter_slots(num_trained: int, depth: int, num_frozen: int) -> int:
+def version_lag(buffer: BufferConfig) -> int:
+    """The largest staleness an episode can have when it is trained on; ``buffer`` has passed `check_config`."""
+    limits = [n for n in (buffer.depth, buffer.max_staleness) if isinstance(n, int)]
+    return min(limits)
+
+
+def batches_ahead(buffer: BufferConfig) -> int:
+    """How many batches may be started before the oldest is trained on: with an unbounded stream, what will not be too old."""
+    return buffer.depth if isinstance(buffer.depth, int) else version_lag(buffer)
+
+
+def live_adapter_slots(num_trained: int, lag: int, num_frozen: int) -> int:
     """Adapter versions an engine must hold at once.
 
-    Per trained agent: the current version, ``depth`` older ones that games in flight still use, and the one being
+    Per trained agent: the current version, ``lag`` older ones that games in flight still use, and the one being
     installed; and every frozen version.
     """
-    return num_trained * (depth + 2) + num_frozen
+    return num_trained * (lag + 2) + num_frozen
 
 
 def engine_rank(config: Config) -> int:
@@ -42,11 +53,12 @@ def engine_rank(config: Config) -> int:
 
 def check_adapter_slots(config: Config, *, num_trained: int, num_frozen: int) -> int:
     """The adapter slots of this run; raises `ConfigError` when ``policy.max_live_adapters`` is set below the need."""
-    needed = live_adapter_slots(num_trained, config.buffer.depth, num_frozen)
+    ahead = batches_ahead(config.buffer)
+    needed = live_adapter_slots(num_trained, ahead, num_frozen)
     limit = config.policy.max_live_adapters
     if limit and limit < needed:
         raise ConfigError(
-            f"policy.max_live_adapters={limit} is too few: {num_trained} trained agents × (buffer.depth {config.buffer.depth} + 2)"
+            f"policy.max_live_adapters={limit} is too few: {num_trained} trained agents × (version lag {ahead} + 2)"
             f" + {num_frozen} frozen = {needed}; raise it, or set 0 to derive it"
         )
     return limit or needed
@@ -58,6 +70,7 @@ def check_config(config: Config) -> None:
     _check_lora(config)
     _check_optimizer(config)
     _check_buffer(config)
+    _check_modes(config)
     _check_rollout(config)
     _check_jury(config)
     for name in config.agents:
@@ -102,12 +115,32 @@ def _check_buffer(config: Config) -> None:
         raise ConfigError(
             f"train.batch={batch} is above buffer.max_episodes={buffer.max_episodes}: no step could ever start"
         )
-    ahead = (buffer.depth + 1) * batch
+    if buffer.depth == "unbounded" and buffer.max_staleness is None:
+        raise ConfigError(
+            "buffer.depth=unbounded needs a staleness rule, or episodes of any age would be trained on: set buffer.max_staleness, for example 4"
+        )
+    depth = batches_ahead(buffer)
+    ahead = (depth + 1) * batch
     if ahead > buffer.max_episodes:
         raise ConfigError(
-            f"buffer.max_episodes={buffer.max_episodes} is too few: (buffer.depth {buffer.depth} + 1) × train.batch {batch} = {ahead}"
-            " episodes can wait at once; raise it, or lower depth or batch"
+            f"buffer.max_episodes={buffer.max_episodes} is too few: (version lag {depth} + 1) × train.batch {batch} = {ahead}"
+            " episodes can wait at once; raise it, or lower buffer.depth or train.batch"
         )
+
+
+def _check_modes(config: Config) -> None:
+    """Interruption and partial rollouts say what becomes of the same answers: some pairs contradict each other."""
+    interrupt, partial = config.sync.interrupt, config.rollout.partial
+    why = {
+        ("token", "abort_resume"): "token swaps answers under way already; for a fresh cache set sync.cache=recompute",
+        ("token", "drain"): "games under way end before a version changes, so no token is left to swap at",
+        ("episode", "abort_resume"): "an episode keeps its version, so its answers cannot go on under a new one",
+        ("drain", "abort_resume"): "drain waits for answers under way, abort_resume ends them",
+    }.get((interrupt, partial))
+    if why is not None:
+        raise ConfigError(f"sync.interrupt={interrupt} and rollout.partial={partial} contradict each other: {why}")
+    if config.sync.cache == "recompute" and interrupt != "token":
+        raise ConfigError(f"sync.cache=recompute has a meaning with sync.interrupt=token only, not with {interrupt}")
 
 
 def _check_rollout(config: Config) -> None:

@@ -82,11 +82,15 @@ class BufferConfig(_Section, frozen=True):
     """Whole episodes between generation and training."""
 
     depth: Annotated[
-        Natural,
+        Natural | Literal["unbounded"],
         Meta(
-            description="batches generation may run ahead: 0 synchronous, 1 double buffer, K bounded; also the deepest version lag"
+            description="batches generation may run ahead: 0 synchronous, 1 double buffer, K bounded (no trained episode lags more versions), unbounded: a stream that waits for no game; needs max_staleness"
         ),
     ] = 1
+    max_staleness: Annotated[
+        Natural | None,
+        Meta(description="episodes staler than so many versions are dropped and counted; unset: depth alone bounds it"),
+    ] = None
     max_episodes: Annotated[Count, Meta(description="most episodes held")] = 4096
     max_bytes: Annotated[Count, Meta(description="most bytes held")] = 256 << 20
 
@@ -108,6 +112,12 @@ class RolloutConfig(_Section, frozen=True):
         Positive, Meta(description="wall-clock limit of an episode before it is truncated")
     ] = 300.0
     request_timeout_s: Annotated[Positive, Meta(description="limit of one generation request")] = 120.0
+    partial: Annotated[
+        Literal["continue", "abort_resume", "cancel_group", "drain"],
+        Meta(
+            description="what a new version does to play under way. continue: nothing; abort_resume: answers are aborted and go on from their tokens under the new version; cancel_group: games that are too old begin anew; drain: games under way end first"
+        ),
+    ] = "continue"
     max_restarts: Annotated[
         Natural, Meta(description="restarts of environment workers in a run before it ends with a fault")
     ] = 5
@@ -127,6 +137,7 @@ class PolicyConfig(_Section, frozen=True):
             description="dtype of the served base; auto: as the model is stored, but float32 on a CPU that only emulates bfloat16"
         ),
     ] = "auto"
+    engines: Annotated[Count, Meta(description="policy servers (data parallel); an episode stays with one of them")] = 1
     max_model_len: Annotated[Count, Meta(description="longest context in tokens; not above the model's own")] = 2048
     max_live_adapters: Annotated[
         Natural, Meta(description="adapter versions in one engine batch; 0: derived from agents, depth and opponents")
@@ -146,12 +157,21 @@ class SyncConfig(_Section, frozen=True):
         Literal["auto", "nccl", "gloo", "shm", "file"], Meta(description="auto: nccl on GPUs, gloo on CPU")
     ] = "auto"
     interrupt: Annotated[
-        Literal["turn", "episode"],
+        Literal["turn", "episode", "token", "drain", "blocking"],
         Meta(
-            description="turn: a new version answers from the next turn on; episode: one version per agent and episode"
+            description="when a new version answers. turn: from the next turn on; episode: one version per agent and episode; token: from the next token on, in mid-answer; drain: when the agent's answers under way are done; blocking: generation of everybody stands still during the sync"
         ),
     ] = "turn"
+    cache: Annotated[
+        Literal["keep", "recompute"],
+        Meta(
+            description="with interrupt=token, the keys and values of what an answer has so far. keep: of the old version; recompute: under the new one"
+        ),
+    ] = "keep"
     timeout_s: Annotated[Positive, Meta(description="longest one sync may take before it is given up")] = 60.0
+    retries: Annotated[
+        Natural, Meta(description="further tries of a sync that failed, while the old version serves, before the run ends with a fault")
+    ] = 2
     probe_mean: Annotated[
         NonNegative,
         Meta(

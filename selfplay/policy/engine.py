@@ -113,6 +113,14 @@ class Engine(Protocol):
         """Forget an adapter that is being received; idempotent."""
         ...
 
+    async def swap(self, old: str, new: str) -> dict[str, int]:
+        """From the next token on, requests on ``old`` are computed with the weights of ``new``; their cache stays.
+
+        Returns, for every request under way on ``old``, how many tokens it had sampled; one that is over is absent.
+        Afterwards ``old`` may be named only by those. Raises `SyncError` when the engine cannot do it.
+        """
+        ...
+
     async def drop(self, name: str) -> None:
         """Free an installed adapter; idempotent."""
         ...

@@ -69,6 +69,7 @@ class FakeEngine:
         self._answer = answer
         self._aborted: set[str] = set()
         self._failure: str | None = None
+        self._progress: dict[str, int] = {}
         self.running: dict[str, str | None] = {}
         self.installed: set[str] = set()
         self.staged: dict[str, BucketHeader] = {}
@@ -100,12 +101,14 @@ class FakeEngine:
             done = await self._take_time(request, len(sampled))
         finally:
             del self.running[request]
+            self._progress.pop(request, None)
             self._aborted.discard(request)
         finish = "abort" if done < len(sampled) else "stop" if sampled and sampled[-1] in stop_ids else "length"
         return Sampled(ids=tuple(sampled[:done]), logprobs=(-1.0,) * done, finish=finish)  # type: ignore[arg-type]
 
     async def _take_time(self, request: str, num_tokens: int) -> int:
         for done in range(num_tokens):
+            self._progress[request] = done
             if request in self._aborted:
                 return done
             if self._token_s:
@@ -148,6 +151,11 @@ class FakeEngine:
 
     async def abort_install(self, name: str) -> None:
         self.staged.pop(name, None)
+
+    async def swap(self, old: str, new: str) -> dict[str, int]:
+        """Counts only: the answers of this engine are decided when they begin."""
+        self._require(new)
+        return {r: self._progress.get(r, 0) for r, name in self.running.items() if name == old}
 
     async def drop(self, name: str) -> None:
         self.installed.discard(name)

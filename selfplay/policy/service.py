@@ -11,6 +11,7 @@ import itertools
 import math
 import time
 from collections import Counter
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -19,11 +20,12 @@ from selfplay.agent import Answer, Sampling
 from selfplay.errors import SyncError
 from selfplay.policy.adapter_check import AdapterRules, check_adapter
 from selfplay.policy.engine import Engine, EngineInfo, Sampled
+from selfplay.policy.flights import AnswerParts, Flight, Flights
 from selfplay.policy.rendering import ChatError, ChatTokenizer, Renderer, fit_budget
 from selfplay.policy.settings import PolicyServerConfig
 from selfplay.policy.slots import SlotGate
 from selfplay.policy.versions import Installed, VersionRefused, VersionRegistry
-from selfplay.types import BASE, PolicyVersion, Span
+from selfplay.types import BASE, PolicyVersion
 from selfplay.wire.codec import clean_text
 from selfplay.wire.messages import (
     PROTOCOL,
@@ -37,12 +39,14 @@ from selfplay.wire.messages import (
     FromPolicy,
     Generate,
     Generated,
+    Hold,
     JoinWeights,
     MakeCurrent,
     PolicyHello,
     PolicyInfo,
     Probe,
     ProbeResult,
+    Release,
     Retire,
     Score,
     Scored,
@@ -60,7 +64,7 @@ NUM_PROBE_IDS = 48
 EXPIRE_EVERY_S = 5.0
 COUNTERS = (
     "requests", "prompt_tokens", "sampled_tokens", "questions", "forks", "no_room", "installs", "drops", "leases_expired",
-    "bad_frames", "lost_replies", "refused",
+    "bad_frames", "lost_replies", "refused", "swapped", "resumed",
 )  # fmt: skip
 
 
@@ -88,6 +92,7 @@ class PolicyService:
         self._renderer = Renderer(chat)
         self._versions = VersionRegistry(config.installed_limit, config.lease_s)
         self._gate = SlotGate(config.max_live_adapters)
+        self._flights = Flights()
         self._serial = itertools.count(1)
         self._expired_at = time.monotonic()
         self._counts: Counter[str] = Counter()
@@ -120,7 +125,10 @@ class PolicyService:
                 return self._hello(message)
             case Stats():
                 return StatsResult(request=message.request, values=self.stats())
-            case BeginInstall() | CommitInstall() | AbortInstall() | MakeCurrent() | Retire() | JoinWeights():
+            case (
+                BeginInstall() | CommitInstall() | AbortInstall() | MakeCurrent() | Hold() | Release() | Retire()
+                | JoinWeights()
+            ):  # fmt: skip
                 return Done(request=message.request, values=await self._control(message))
         raise Refusal("bad_request", f"{type(message).__name__} is not a request of its own")
 
@@ -129,33 +137,52 @@ class PolicyService:
     async def _generate(self, m: Generate) -> Generated:
         check_sampling(m.sampling)
         self._check_ids(m.prefix_ids)
-        entry = self._versions.acquire(m.agent, m.pin, m.episode_id, time.monotonic())
-        try:
-            delta = self._renderer.render(m.messages, m.known_messages, m.prefix_ids)
-            context = delta.ids if delta.fork else (*m.prefix_ids, *delta.ids)
-            budget = fit_budget(len(context), m.sampling.max_tokens, self._config.max_model_len)
-            self._counts["forks"] += delta.fork
-            if budget < 1:
-                self._counts["no_room"] += 1
-                answer = Answer(text="", prompt_ids=delta.ids, fork=delta.fork, stop_reason="context")
-                return Generated(request=m.request, answer=answer)
-            sampled = await self._sample(context, msgspec.structs.replace(m.sampling, max_tokens=budget), entry)
-        finally:
-            self._versions.release(entry, m.episode_id, time.monotonic())
-            await self._drop_unused()
-        self._counts.update(requests=1, prompt_tokens=len(delta.ids), sampled_tokens=len(sampled.ids))
-        stop = "context" if sampled.finish == "length" and budget < m.sampling.max_tokens else sampled.finish
+        self._versions.check_agent(m.agent)
+        delta = self._renderer.render(m.messages, m.known_messages, m.prefix_ids)
+        context = delta.ids if delta.fork else (*m.prefix_ids, *delta.ids)
+        budget = fit_budget(len(context), m.sampling.max_tokens, self._config.max_model_len)
+        self._counts["forks"] += delta.fork
+        if budget < 1:
+            self._counts["no_room"] += 1
+            answer = Answer(text="", prompt_ids=delta.ids, fork=delta.fork, stop_reason="context")
+            return Generated(request=m.request, answer=answer)
+        parts, finish = await self._answer(m, context, msgspec.structs.replace(m.sampling, max_tokens=budget))
+        self._counts.update(requests=1, prompt_tokens=len(delta.ids), sampled_tokens=len(parts.ids))
+        stop = "context" if finish == "length" and budget < m.sampling.max_tokens else finish
         answer = Answer(
-            text=clean_text(self._chat.decode(sampled.ids)), prompt_ids=delta.ids, fork=delta.fork,
-            sampled_ids=sampled.ids, logprobs=_finite(sampled.logprobs), spans=_spans(entry, len(sampled.ids)),
-            stop_reason=stop,
+            text=clean_text(self._chat.decode(parts.ids)), prompt_ids=delta.ids, fork=delta.fork,
+            sampled_ids=parts.ids, logprobs=_finite(parts.logprobs), spans=parts.spans, stop_reason=stop,
         )  # fmt: skip
         return Generated(request=m.request, answer=answer)
 
-    async def _sample(self, context: tuple[int, ...], sampling: Sampling, entry: Installed | None) -> Sampled:
-        name = entry.name if entry else None
+    async def _answer(
+        self, m: Generate, context: tuple[int, ...], sampling: Sampling
+    ) -> tuple[AnswerParts, Literal["stop", "length", "abort"]]:
+        """Sample the whole answer; more than one part when a new version made it begin again from its tokens."""
+        parts = AnswerParts()
+        while True:
+            await self._flights.wait_for_turn(m.agent)
+            entry = self._versions.acquire(m.agent, m.pin, m.episode_id, time.monotonic())
+            flight = Flight(agent=m.agent, pin=m.pin, entry=entry, request=self._name("g"))
+            self._flights.begin(flight)
+            try:
+                part = await self._sample(flight, (*context, *parts.ids), parts.sampling(sampling))
+            finally:
+                self._versions.release(entry, m.episode_id, time.monotonic())
+                await asyncio.shield(self._flights.end(flight))
+                await self._drop_unused()
+            parts.add(part.ids, part.logprobs, flight.spans(len(part.ids)))
+            if part.finish != "abort" or not flight.resumes:
+                return parts, part.finish
+            self._counts["resumed"] += 1
+
+    async def _sample(self, flight: Flight, context: tuple[int, ...], sampling: Sampling) -> Sampled:
+        name = flight.entry.name if flight.entry else None
         async with self._gate.hold(name):
-            return await self._engine.generate(self._name("g"), context, sampling, self._chat.stop_ids, name)
+            if flight.resumes:  # aborted while it waited for its slot
+                return Sampled(ids=(), logprobs=(), finish="abort")
+            flight.with_engine = True
+            return await self._engine.generate(flight.request, context, sampling, self._chat.stop_ids, name)
 
     async def _choose(self, m: Choose) -> Chosen:
         question = self._renderer.question(m.question)
@@ -164,13 +191,18 @@ class PolicyService:
             raise Refusal(
                 "bad_request", f"the question has {longest} tokens; the model takes {self._config.max_model_len}"
             )
+        await self._flights.wait_for_turn(m.agent)
         entry = self._versions.acquire(m.agent, m.pin, "", time.monotonic())
         name = entry.name if entry else None
+        # A question is answered at once: it is waited for, never aborted or swapped.
+        flight = Flight(agent=m.agent, pin="episode", entry=entry, request=self._name("c"))
+        self._flights.begin(flight)
         try:
             async with self._gate.hold(name):
-                found = await self._engine.choose(self._name("c"), question.ids, question.labels, name)
+                found = await self._engine.choose(flight.request, question.ids, question.labels, name)
         finally:
             self._versions.release(entry, "", time.monotonic())
+            await asyncio.shield(self._flights.end(flight))
             await self._drop_unused()
         self._counts["questions"] += 1
         return Chosen(request=m.request, probabilities=dict(zip(m.question.labels, found, strict=True)))
@@ -230,7 +262,7 @@ class PolicyService:
     # ── versions ──────────────────────────────────────────────────────────────────────────────────
 
     async def _control(
-        self, m: BeginInstall | CommitInstall | AbortInstall | MakeCurrent | Retire | JoinWeights
+        self, m: BeginInstall | CommitInstall | AbortInstall | MakeCurrent | Hold | Release | Retire | JoinWeights
     ) -> dict[str, float]:
         match m:
             case BeginInstall():
@@ -241,13 +273,71 @@ class PolicyService:
                 if (gone := self._versions.abort(m.version)) is not None:
                     await self._engine.abort_install(gone.name)
             case MakeCurrent():
-                self._versions.make_current(m.version)
+                return await self._make_current(m)
+            case Hold():
+                return await self._hold(m)
+            case Release():
+                await self._flights.release()
             case Retire():
                 self._versions.retire(m.version)
                 await self._drop_unused()
             case JoinWeights():
                 await self._engine.join_weights(m)
         return {}
+
+    async def _make_current(self, m: MakeCurrent) -> dict[str, float]:
+        """Turn the agent over to the new version, and its unpinned answers under way as ``m.flights`` says."""
+        self._versions.make_current(m.version)
+        flights = [f for f in self._flights.of((m.version.agent,)) if f.pin == "turn"]
+        older = {f.entry.name: f.entry for f in flights if f.entry and f.entry.version != m.version}
+        counts = Counter(left=sum(bool(f.entry and f.entry.name in older) for f in flights), swapped=0, resumed=0)
+        if m.flights == "resume":
+            counts["resumed"] = await self._abort(f for f in flights if f.entry and f.entry.name in older)
+        elif m.flights == "swap":
+            new = self._versions.exact(m.version)
+            for entry in older.values():
+                counts["swapped"] += await self._swap(entry, new)
+        counts["left"] -= counts["swapped"] + counts["resumed"]
+        self._counts["swapped"] += counts["swapped"]
+        return dict(counts)
+
+    async def _swap(self, old: Installed, new: Installed) -> int:
+        """Answers under way on ``old`` go on as ``new``; how many. Not while somebody counts on ``old`` as it is."""
+        flights = [f for f in self._flights.of((old.version.agent,)) if f.entry is old]
+        if old.holders or any(f.pin != "turn" for f in flights):
+            return 0
+        sampled = await self._engine.swap(old.name, new.name)
+        for flight in flights:
+            # One that waits for its slot is not with the engine yet: all its tokens will be of the new weights.
+            at = sampled.get(flight.request, None if flight.with_engine else 0)
+            if at is not None:
+                flight.marks.append((at, new.version.version))
+        return len(flights)
+
+    async def _abort(self, flights: Iterable[Flight]) -> int:
+        """End answers early, to go on from the tokens they have; how many."""
+        num = 0
+        for flight in flights:
+            flight.resumes = True
+            await self._engine.abort(flight.request)
+            num += 1
+        return num
+
+    async def _hold(self, m: Hold) -> dict[str, float]:
+        """Let nobody of ``m.agents`` begin, and wait until none of them is under way."""
+        agents, started = (m.agents or None), time.monotonic()
+        self._flights.hold(m.agents, m.timeout_s)
+        flights = self._flights.of(agents)
+        if m.abort:
+            await self._abort(f for f in flights if f.pin == "turn")
+        try:
+            async with asyncio.timeout(m.timeout_s):
+                await self._flights.landed(agents)
+        except TimeoutError:
+            await self._flights.release()
+            left = len(self._flights.of(agents))
+            raise Refusal("timeout", f"{left} answers were still under way after {m.timeout_s:g} s of waiting") from None
+        return {"under_way": float(len(flights)), "waited_s": time.monotonic() - started}
 
     async def _begin(self, m: BeginInstall) -> None:
         if self._rules is not None:
@@ -325,8 +415,3 @@ def check_sampling(s: Sampling) -> None:
 def _finite(logprobs: tuple[float, ...]) -> tuple[float, ...]:
     """Rounding can lift a logprob a hair above 0. Values that are not finite pass: whoever stores the episode rejects it."""
     return tuple(min(x, 0.0) if math.isfinite(x) else x for x in logprobs)
-
-
-def _spans(entry: Installed | None, num_tokens: int) -> tuple[Span, ...]:
-    """One span over all tokens; the base model counts as version 0 of itself."""
-    return (Span(version=entry.version.version if entry else 0, start=0, end=num_tokens),) if num_tokens else ()

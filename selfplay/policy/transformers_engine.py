@@ -152,6 +152,17 @@ class TransformersEngine:
         """See `Engine.abort_install`."""
         self._staging.abort(name)
 
+    async def swap(self, old: str, new: str) -> dict[str, int]:
+        """See `Engine.swap`."""
+
+        def swap() -> dict[str, int]:
+            self._bank.adapters[old] = self._bank.adapters[new]
+            with self._wake:
+                rows = [row for row, _ in (*self._waiting, *self._running.values())]
+            return {row.request: len(row.sampled) for row in rows if row.adapter == old}
+
+        return await self._do(swap)
+
     async def drop(self, name: str) -> None:
         """See `Engine.drop`."""
         await self._do(lambda: self._bank.adapters.pop(name, None))

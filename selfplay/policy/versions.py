@@ -121,6 +121,12 @@ class VersionRegistry:
 
     # ── using ─────────────────────────────────────────────────────────────────────────────────────
 
+    def check_agent(self, agent: str) -> None:
+        """Raise `VersionRefused` for an agent that no version of is known, before any work is done for it."""
+        if agent != BASE and not any(v.agent == agent for v in self._all):
+            known = {BASE, *(v.agent for v in self._all)}
+            raise VersionRefused("bad_request", f"unknown agent {agent!r}{suggestion(agent, known)}")
+
     def acquire(self, agent: str, pin: Pin, episode: str, now: float) -> Installed | None:
         """The version that answers, counted as in use until `release`; None is the base model.
 
@@ -188,10 +194,8 @@ class VersionRegistry:
         entry = self._current.get(agent)
         if entry is not None:
             return entry
-        if any(v.agent == agent for v in self._all):
-            raise VersionRefused("unavailable", f"no version of {agent} is current yet; installed are {self.names()}")
-        known = {BASE, *(v.agent for v in self._all)}
-        raise VersionRefused("bad_request", f"unknown agent {agent!r}{suggestion(agent, known)}")
+        self.check_agent(agent)
+        raise VersionRefused("unavailable", f"no version of {agent} is current yet; installed are {self.names()}")
 
     def _pinned(self, agent: str, pin: Pin, episode: str, now: float) -> Installed:
         key = (episode, agent if pin == "episode" else str(PolicyVersion(agent, int(pin))))

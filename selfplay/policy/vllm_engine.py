@@ -56,6 +56,8 @@ class VllmEngine:
         self._ids = itertools.count(1)
         self._adapters: dict[str, LoRARequest] = {}
         self._arriving: dict[str, LoRARequest] = {}
+        self._open: dict[str, str | None] = {}
+        """Request → adapter, while it is under way."""
         self._closed = False
 
     async def start(self) -> EngineInfo:
@@ -171,6 +173,17 @@ class VllmEngine:
         self._arriving.pop(name, None)
         await self._rpc("selfplay_abort", name)
 
+    async def swap(self, old: str, new: str) -> dict[str, int]:
+        """See `Engine.swap`. Workers count what each request has sampled; one they have not seen has sampled nothing."""
+        if new not in self._adapters or old not in self._adapters:
+            raise SyncError(f"{old} cannot go on as {new}: both must be installed")
+        replies = await self._rpc("selfplay_swap", old, self._adapters[old].lora_int_id, new)
+        if error := next((r["error"] for r in replies if r["error"]), ""):
+            raise SyncError(error)
+        counts: dict[str, int] = replies[0]["counts"]
+        over = set(replies[0]["over"])
+        return {r: counts.get(r, 0) for r, name in self._open.items() if name == old and r not in over}
+
     async def drop(self, name: str) -> None:
         """See `Engine.drop`."""
         if self._adapters.pop(name, None) is not None:
@@ -197,11 +210,14 @@ class VllmEngine:
         if adapter is not None and lora is None:
             raise EngineError(f"adapter {adapter} is not installed")  # never let vLLM look for it: it would die
         final: Any = None
+        self._open[request] = adapter
         try:
             async for output in self._engine.generate(tokens_input(list(ids)), params, request, lora_request=lora):
                 final = output
         except (EngineDeadError, EngineGenerateError) as e:
             raise EngineError(f"vLLM failed on request {request}: {e.__cause__ or e}") from e
+        finally:
+            del self._open[request]
         if final is None or not final.outputs:
             raise EngineError(f"vLLM gave no output for request {request}")
         return final if whole else final.outputs[0]

@@ -9,9 +9,11 @@ whatever vLLM evicts from its caches comes back from memory as long as the adapt
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import time
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -28,17 +30,20 @@ SCHEME = "mem://"
 PENDING = "pending"
 _PARENT_CHECK_S = 0.25
 ORPHANED_EXIT_CODE = 17
+_ENDED_REMEMBERED = 4096
 
 
 class AdapterWorker:
     """The methods of the server's engine in the worker; ``name`` is unique per installation."""
 
     selfplay: AdapterRoom
+    selfplay_flights: FlightCounter
 
     def selfplay_setup(self, sync_timeout_s: float, correct_kernel: bool) -> dict[str, Any]:
         """Once, after the model is loaded: what device it runs on and how many layers got the corrected kernel."""
         runner: Any = self.model_runner  # type: ignore[attr-defined]
         self.selfplay = AdapterRoom(runner.lora_manager, sync_timeout_s)
+        self.selfplay_flights = FlightCounter(runner)
         device = str(runner.device)
         correct = correct_kernel and device == "cpu"
         layers = cpu_lora.apply(runner.lora_manager._adapter_manager) if correct else 0
@@ -63,6 +68,11 @@ class AdapterWorker:
     def selfplay_abort(self, name: str) -> None:
         """Forget an adapter that is on its way."""
         self.selfplay.abort(name)
+
+    def selfplay_swap(self, old: str, old_id: int, new: str) -> dict[str, Any]:
+        """Give ``old`` the weights of ``new``; ``counts``: sampled tokens by request, ``over``: requests that ended lately."""
+        error = self.selfplay_flights.error or self.selfplay.swap(old, old_id, new)
+        return {"error": error, "counts": self.selfplay_flights.counts(), "over": self.selfplay_flights.over()}
 
     def selfplay_drop(self, name: str) -> None:
         """Free an adapter."""
@@ -117,6 +127,20 @@ class AdapterRoom:
     def abort(self, name: str) -> None:
         self._staging.abort(name)
 
+    def swap(self, old: str, old_id: int, new: str) -> str:
+        """Requests on ``old`` go on with the weights of ``new``; an error in words, or empty.
+
+        The slot is filled anew by vLLM itself before its next step, under the old id.
+        """
+        if old not in self._built or new not in self._built:
+            return f"{old} cannot go on as {new}: both must be installed"
+        renamed = copy.copy(self._built[new])
+        renamed.id = old_id
+        self._manager.remove_adapter(old_id)
+        self._built[old] = renamed
+        self._manager.add_adapter(renamed)
+        return ""
+
     def drop(self, name: str) -> None:
         built = self._built.pop(name, None)
         if built is not None:
@@ -142,6 +166,37 @@ class AdapterRoom:
         if unknown:
             raise SyncError(f"the engine has no layer for {unknown[0]}, which the adapter changes")
         return adapter
+
+
+class FlightCounter:
+    """How many tokens each request of this worker has sampled, as seen between two steps."""
+
+    def __init__(self, runner: Any) -> None:
+        self._runner = runner
+        self._over: deque[str] = deque(maxlen=_ENDED_REMEMBERED)
+        known = hasattr(runner, "requests") and hasattr(runner, "_update_states")
+        self.error = "" if known else f"{type(runner).__name__} does not tell what its requests have sampled: use another sync.interrupt"
+        if known:
+            update = runner._update_states
+
+            def update_states(scheduler_output: Any) -> Any:
+                self._over.extend(scheduler_output.finished_req_ids)
+                return update(scheduler_output)
+
+            runner._update_states = update_states
+
+    def counts(self) -> dict[str, int]:
+        """Request → tokens sampled; a request that has ended stays until the next step."""
+        return {_given_id(r): len(state.output_token_ids) for r, state in self._runner.requests.items()}
+
+    def over(self) -> list[str]:
+        """Requests that ended before the present step."""
+        return [_given_id(r) for r in self._over]
+
+
+def _given_id(internal: str) -> str:
+    """The id a request was made with; vLLM appends a dash and eight random characters."""
+    return internal.rpartition("-")[0]
 
 
 class _Joining:

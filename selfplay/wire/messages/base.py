@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from selfplay.types import Scalar
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 Text = Annotated[str, Meta(max_length=20_000)]
 Pin = Literal["turn", "episode"] | int

@@ -13,6 +13,9 @@ from selfplay.types import PolicyVersion
 from selfplay.wire.messages.base import BucketHeader, JoinWeights, Pin, RequestId, Text, WireMessage
 
 
+Flights = Literal["finish", "swap", "resume"]
+
+
 class PolicyHello(WireMessage, frozen=True, kw_only=True, tag="hello"):
     request: RequestId
     protocol: int
@@ -120,10 +123,37 @@ class AbortInstall(WireMessage, frozen=True, kw_only=True, tag="abort"):
 
 
 class MakeCurrent(WireMessage, frozen=True, kw_only=True, tag="current"):
-    """Controller → server, once *every* engine has committed: ``pin="turn"`` now means this version."""
+    """Controller → server, once *every* engine has committed: ``pin="turn"`` now means this version.
+
+    ``flights``: what becomes of answers of that agent under way that are not pinned. ``finish``: they end on their version;
+    ``swap``: their next token is of the new one, on the cache they have; ``resume``: they are aborted, keep their tokens
+    and go on under the new one. `Done` carries how many there were: ``swapped``, ``resumed``, ``left``.
+    """
 
     request: RequestId
     version: PolicyVersion
+    flights: Flights = "finish"
+
+
+class Hold(WireMessage, frozen=True, kw_only=True, tag="hold"):
+    """Controller → server: let no answer of ``agents`` (empty: of anybody) begin until `Release`.
+
+    Answered once none is under way: they end by themselves, or with ``abort`` at once, to go on from their tokens after
+    the release. `Done` carries ``under_way`` and ``waited_s``; `Refused`, and no hold, when it takes over ``timeout_s``.
+    A hold that nobody releases ends after ``lease_s``.
+    """
+
+    request: RequestId
+    agents: tuple[str, ...]
+    abort: bool
+    timeout_s: float
+    lease_s: float
+
+
+class Release(WireMessage, frozen=True, kw_only=True, tag="release"):
+    """Controller → server: end the hold; harmless without one."""
+
+    request: RequestId
 
 
 class Retire(WireMessage, frozen=True, kw_only=True, tag="retire"):
@@ -170,6 +200,6 @@ class Refused(WireMessage, frozen=True, kw_only=True, tag="refused"):
 
 ToPolicy = (
     PolicyHello | Generate | Choose | Score | Cancel | EndEpisode | BeginInstall | CommitInstall | AbortInstall | MakeCurrent
-    | Retire | Probe | Stats | JoinWeights
+    | Hold | Release | Retire | Probe | Stats | JoinWeights
 )  # fmt: skip
 FromPolicy = PolicyInfo | Generated | Chosen | Scored | ProbeResult | StatsResult | Done | Refused

@@ -123,6 +123,14 @@ class TrainerProbed(WireMessage, frozen=True, kw_only=True, tag="probed"):
     logprobs: tuple[float, ...]
 
 
+class TrainerRefused(WireMessage, frozen=True, kw_only=True, tag="refused"):
+    """The request could not be done and nothing has changed; the rank goes on."""
+
+    request: RequestId
+    rank: int
+    message: Text
+
+
 class TrainerFailed(WireMessage, frozen=True, kw_only=True, tag="failed"):
     """A rank cannot go on; the full traceback is in its log file."""
 
@@ -132,4 +140,4 @@ class TrainerFailed(WireMessage, frozen=True, kw_only=True, tag="failed"):
 
 
 ToTrainer = TrainStep | Export | Send | TrainerProbe | Save | JoinWeights | Stop
-FromTrainer = TrainerHello | StepDone | Exported | Sent | TrainerDone | TrainerProbed | TrainerFailed
+FromTrainer = TrainerHello | StepDone | Exported | Sent | TrainerDone | TrainerProbed | TrainerRefused | TrainerFailed
