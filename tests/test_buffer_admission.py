@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from selfplay.buffer import EpisodeBuffer, Ledger, deepest_lag, max_started, may_train, startable
+from selfplay.buffer import EpisodeBuffer, Ledger, max_started, may_train, startable
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,9 @@ def test_a_step_waits_for_what_would_come_too_late_and_for_nothing_else(
     assert may_train(batch=batch, depth=depth, waiting_staleness=waiting, in_flight_staleness=in_flight) == may
 
 
-def test_the_deepest_lag_is_the_depth() -> None:
-    assert deepest_lag(3) == 3
+def test_an_unbounded_stream_waits_for_no_game() -> None:
+    assert may_train(batch=2, depth=None, waiting_staleness=[0, 0], in_flight_staleness=[9, 9])
+    assert not may_train(batch=2, depth=None, waiting_staleness=[0], in_flight_staleness=[])
 
 
 class Loop(RuleBasedStateMachine):
@@ -108,7 +109,7 @@ class Loop(RuleBasedStateMachine):
     @rule()
     def train(self) -> None:
         entries = self.buffer.take(self.batch, self.versions)
-        assert max(e.staleness for e in entries) <= deepest_lag(self.depth)
+        assert max(e.staleness for e in entries) <= self.depth
         self.trained += [e.seq for e in entries]
         self.trained_steps += 1
         self.ledger.train(len(entries))
@@ -180,5 +181,5 @@ def play_unfairly(seed: int) -> tuple[int, int]:
 
 def test_stragglers_never_come_too_late_and_nothing_waits_for_ever() -> None:
     runs = [play_unfairly(seed) for seed in range(300)]
-    assert all(worst <= deepest_lag(depth) for worst, depth in runs)
+    assert all(worst <= depth for worst, depth in runs)
     assert sum(worst == depth for worst, depth in runs) > 200, "the bound is tight"

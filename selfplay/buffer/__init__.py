@@ -1,7 +1,7 @@
 """Whole episodes between generation and training: the bounded buffer, who may start, and where every attempt went."""
 
 from selfplay.buffer.accounting import Accounting, AccountingError, Ledger, LedgerState
-from selfplay.buffer.admission import deepest_lag, max_started, may_train, startable
+from selfplay.buffer.admission import max_started, may_train, startable
 from selfplay.buffer.buffer import BufferFull, Entry, EpisodeBuffer, EpisodeTooBig, Stale
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "Ledger",
     "LedgerState",
     "Stale",
-    "deepest_lag",
     "max_started",
     "may_train",
     "startable",

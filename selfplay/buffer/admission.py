@@ -10,6 +10,10 @@ is below ``depth`` for each. The first gate leaves at most ``(depth + 1) · batc
 the stalest always keeps so; it can only be broken by a step that takes fresh episodes while stale ones are still being
 played, and that step waits for them. Frozen opponents do not age. Episodes that fail, are void or are dropped leave the
 count, and what is started in their place begins later.
+
+An unbounded stream has the first gate only, with ``max_staleness`` for ``depth``: no more is started than could be trained
+in time, a step waits for no game, and what comes too late all the same is dropped (`EpisodeBuffer.drop_stale`). Episodes are
+atomic, so one count holds for all agents: an agent's version never runs ahead of the steps.
 """
 
 from __future__ import annotations
@@ -40,21 +44,19 @@ def startable(
     return max(0, max_started(steps_published, depth, batch, total_steps) - trained - waiting - in_flight)
 
 
-def deepest_lag(depth: int) -> int:
-    """The largest staleness an episode can have when it is trained on."""
-    return depth
-
-
 def may_train(
-    *, batch: int, depth: int, waiting_staleness: Collection[int], in_flight_staleness: Iterable[int]
+    *, batch: int, depth: int | None, waiting_staleness: Collection[int], in_flight_staleness: Iterable[int]
 ) -> bool:
     """Whether a step may start: enough episodes wait, and none still being played would come too late for it.
 
     ``in_flight_staleness`` counts from the versions that were current when each match began. With depth 0 the step waits
-    for everything in flight. Episodes that already wait never hold a step up.
+    for everything in flight; with depth None (an unbounded stream) for nothing. Episodes that already wait never hold a
+    step up.
     """
     if len(waiting_staleness) < batch:
         return False
+    if depth is None:
+        return True
     left = [(age, False) for age in sorted(waiting_staleness, reverse=True)[batch:]]
     left += [(age, True) for age in in_flight_staleness]
     left.sort(reverse=True)

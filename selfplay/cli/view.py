@@ -86,9 +86,15 @@ def step_line(report: StepReport) -> str:
     return (
         f"step {report.step}/{report.num_steps}  {report.episodes_per_s:.2f} episodes/s  "
         f"{report.sampled_tokens_per_s:.0f} tok/s sampled  {report.trained_tokens_per_s:.0f} tok/s trained  "
-        f"buffer {report.buffer_episodes}  stale {report.staleness_mean:.1f}  wins {wins}  "
+        f"buffer {report.buffer_episodes}  stale {report.staleness_mean:.1f}  length {_lengths(report)}  wins {wins}  "
         f"illegal {report.illegal_share:.0%}  {agents}  ETA {clock(report.eta_s)}"
     )
+
+
+def _lengths(report: StepReport) -> str:
+    """Mean sampled tokens of the games trained on, and of all that were played."""
+    trained, played = (d.get("mean", 0.0) for d in (report.length_trained, report.length_generated))
+    return f"{trained:.0f} of {played:.0f}"
 
 
 def _status_line(status: Status, report: StepReport | None) -> Table:
@@ -108,12 +114,14 @@ def _status_line(status: Status, report: StepReport | None) -> Table:
 
 def _figures(report: StepReport) -> Table:
     table = Table(box=None, padding=(0, 2), show_edge=False)
-    for name in ("episodes/s", "tok/s sampled", "tok/s trained", "staleness", "turns", "tokens", "illegal", "wins"):
+    for name in (
+        "episodes/s", "tok/s sampled", "tok/s trained", "staleness", "turns", "tokens", "trained of played", "illegal", "wins",
+    ):  # fmt: skip
         table.add_column(name, justify="right", header_style="dim")
     table.add_row(
         f"{report.episodes_per_s:.2f}", f"{report.sampled_tokens_per_s:.0f}", f"{report.trained_tokens_per_s:.0f}",
         f"{report.staleness_mean:.1f} (max {report.staleness_max})", f"{report.turns_mean:.1f}",
-        f"{report.sampled_tokens_mean:.0f}", f"{report.illegal_share:.0%}",
+        f"{report.sampled_tokens_mean:.0f}", _lengths(report), f"{report.illegal_share:.0%}",
         "  ".join(f"{s} {w:.0%}" for s, w in report.win_share.items()),
     )  # fmt: skip
     return table

@@ -170,7 +170,10 @@ class SyncConfig(_Section, frozen=True):
     ] = "keep"
     timeout_s: Annotated[Positive, Meta(description="longest one sync may take before it is given up")] = 60.0
     retries: Annotated[
-        Natural, Meta(description="further tries of a sync that failed, while the old version serves, before the run ends with a fault")
+        Natural,
+        Meta(
+            description="further tries of a sync that failed, while the old version serves, before the run ends with a fault"
+        ),
     ] = 2
     probe_mean: Annotated[
         NonNegative,

@@ -7,10 +7,11 @@ next_result ─► sound? ─► room? ─► episode log (one fsync for all tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from selfplay.controller.memory import Memory
 from selfplay.controller.report import Observer, RateMeter
+from selfplay.controller.waits import Waits
 from selfplay.errors import StalledError, WorkerError
 from selfplay.league import LeagueRecords
 from selfplay.pool import EpisodeResult, FailedResult, PoolSupervisor
@@ -22,13 +23,13 @@ from selfplay.types import Episode, Match
 GROUP = 64
 """Most episodes that share one fsync."""
 TOO_BIG = "over buffer.max_bytes"
+CANCELLED = "cancelled at a new version"
 
 
 class Collector:
     """Takes results for as long as it runs.
 
-    ``until`` waits for a condition of the loop and ``notify`` tells the loop that something changed; ``starved`` says
-    whether the trainer waits for episodes that can no longer come.
+    ``starved`` says whether the loop waits for episodes that cannot come when the buffer takes none.
     """
 
     def __init__(
@@ -42,13 +43,12 @@ class Collector:
         reward_range: tuple[float, float],
         batch: int,
         max_failures: int,
-        until: Callable[[Callable[[], bool]], Awaitable[None]],
-        notify: Callable[[], Awaitable[None]],
+        waits: Waits,
         starved: Callable[[], bool],
     ) -> None:
         self._pool, self._log, self._league, self._memory, self._observer = pool, log, league, memory, observer
         self._reward_range, self._batch, self._max_failures = reward_range, batch, max_failures
-        self._until, self._notify, self._starved = until, notify, starved
+        self._waits, self._starved = waits, starved
         self._failures_in_a_row = 0
         self._unrecorded: list[Episode] = []
         self.meter = RateMeter()
@@ -61,7 +61,7 @@ class Collector:
                 if isinstance(result, FailedResult):
                     await self._record_failure(result)
             await self._store_all([r for r in results if isinstance(r, EpisodeResult)])
-            await self._notify()
+            await self._waits.notify()
 
     async def record_games(self) -> None:
         """Into the league what came since the last call; after a kill it is read from the log again."""
@@ -72,7 +72,10 @@ class Collector:
         """In groups as large as the buffer has room for; a full buffer holds the workers back."""
         waiting = [r for r in results if not await self._dropped(r)]
         while waiting:
-            await self._until(lambda: self._has_room(waiting[0]) or self._starved())
+            await self._waits.until(
+                f"room in the buffer for {len(waiting)} episodes",
+                lambda: self._has_room(waiting[0]) or self._starved(),
+            )
             group = self._fitting(waiting)
             if not group:
                 raise StalledError(self._memory.buffer.why_stuck(self._batch, 1) or "the buffer takes no episode")
@@ -86,10 +89,12 @@ class Collector:
             self._memory.ledger.store(result.match.episode_id)
             self._memory.buffer.put(seq, result.data, result.episode)
             self._unrecorded.append(result.episode)
-            self.meter.add(result.episode.num_tokens()[1])
+            num_sampled = result.episode.num_tokens()[1]
+            self.meter.add(num_sampled)
+            self._memory.generated.add(num_sampled)
             await self._pool.ack(result.match.episode_id)
         self._failures_in_a_row = 0
-        await self._notify()
+        await self._waits.notify()
 
     def _has_room(self, result: EpisodeResult) -> bool:
         return self._memory.buffer.has_room(len(result.data))
@@ -120,6 +125,11 @@ class Collector:
     async def _record_failure(self, result: FailedResult) -> None:
         memory, match = self._memory, result.match
         self._end_flight(match)
+        if result.kind == "cancelled":
+            memory.ledger.drop(match.episode_id, CANCELLED)
+            memory.replays.append(PendingMatch(match.index, match.attempt + 1))
+            await self._pool.ack(match.episode_id)
+            return
         if result.kind == "infrastructure":
             memory.ledger.void(match.episode_id, result.reason)
             memory.replays.append(PendingMatch(match.index, match.attempt + 1))

@@ -9,8 +9,8 @@
     └─ watch ──── children alive? anything moving? ◄──────────────────────┘
 
 Generation runs at most ``buffer.depth`` batches ahead of training, so no trained episode is older than ``depth`` versions:
-`max_started` is the only throttle, and it waits for nothing but finished steps. An episode is acknowledged to its worker
-only when it is durable. A checkpoint is complete before the versions in it are published.
+`startable` is the only throttle, and it waits for nothing but finished steps. An episode is acknowledged to its worker
+only when it is durable. A checkpoint is complete before the versions in it are published. Every wait is named (`Waits`).
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from typing import Any
 
 from selfplay.buffer import may_train, startable
 from selfplay.config import Config
+from selfplay.config.derive import batches_ahead
 from selfplay.controller.collector import Collector
 from selfplay.controller.memory import Memory
 from selfplay.controller.publisher import Publisher, SyncReport
 from selfplay.controller.report import AgentStep, Observer, Status, StepReport, batch_figures, flat_metrics
 from selfplay.controller.trainer_link import TrainerLink
+from selfplay.controller.waits import Waits
 from selfplay.errors import RunError, StalledError
 from selfplay.league import LeagueRecords, Matchmaker
 from selfplay.pool import PoolSupervisor
@@ -41,6 +43,7 @@ from selfplay.wire.messages import AgentReport, StepDone
 STATUS_EVERY_S = 0.5
 TRAINER_FOLDER = "trainer"
 WAITING = "waiting for episodes"
+DRAINING = "waiting for games under way to end"
 
 
 class Controller:
@@ -68,15 +71,15 @@ class Controller:
         self._metrics, self._checkpoints = metrics, checkpoints
         self._trainer, self._publisher, self._algorithm = trainer, publisher, algorithm
         self._memory, self._observer, self._find_fault = memory, observer, find_fault
-        self._changed = asyncio.Condition()
-        self._stopping = False
+        self._waits = Waits()
+        self._stopping = self._draining = False
         self._phase = "starting"
         self.last_report: StepReport | None = None
         self._syncs: dict[str, SyncReport] = {}
         self._collector = Collector(
             pool=pool, log=log, league=league, memory=memory, observer=observer, reward_range=reward_range,
-            batch=config.train.batch, max_failures=config.rollout.max_failures, until=self._until, notify=self._notify,
-            starved=lambda: self._phase == WAITING and not self._may_train(),
+            batch=config.train.batch, max_failures=config.rollout.max_failures, waits=self._waits,
+            starved=lambda: self._phase == DRAINING or (self._phase == WAITING and not self._may_train()),
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -101,7 +104,10 @@ class Controller:
     async def _dispatch(self) -> None:
         memory = self._memory
         while True:
-            await self._until(lambda: self._stopping or (self._pool.num_free > 0 and self._admitted()))
+            await self._waits.until(
+                "a free slot and admission of a match",
+                lambda: self._stopping or (self._pool.num_free > 0 and self._admitted()),
+            )
             if self._stopping:
                 return
             pending = memory.next_pending()
@@ -110,10 +116,12 @@ class Controller:
             await self._pool.submit(self._matchmaker.match(pending.index, pending.attempt))
 
     def _admitted(self) -> bool:
+        if self._draining:
+            return False
         memory, train = self._memory, self._config.train
         counts = memory.ledger.report()
         return startable(
-            steps_published=memory.published_step, depth=self._config.buffer.depth, batch=train.batch,
+            steps_published=memory.published_step, depth=batches_ahead(self._config.buffer), batch=train.batch,
             trained=counts.trained, waiting=counts.waiting, in_flight=counts.in_flight, total_steps=train.steps,
         ) > 0  # fmt: skip
 
@@ -124,7 +132,9 @@ class Controller:
         while memory.step < config.train.steps:
             self._phase = WAITING
             waited_from = time.monotonic()
-            await self._until(lambda: self._stopping or self._may_train())
+            await self._waits.until(
+                f"{config.train.batch} episodes to train on", lambda: self._stopping or self._may_train()
+            )
             if self._stopping:
                 break
             await self._step(waited_s=time.monotonic() - waited_from)
@@ -136,9 +146,11 @@ class Controller:
         return self._phase
 
     def _may_train(self) -> bool:
-        memory = self._memory
+        memory, buffer = self._memory, self._config.buffer
+        if buffer.max_staleness is not None:
+            memory.discard_stale(buffer.max_staleness)
         return may_train(
-            batch=self._config.train.batch, depth=self._config.buffer.depth,
+            batch=self._config.train.batch, depth=buffer.depth if isinstance(buffer.depth, int) else None,
             waiting_staleness=memory.buffer.staleness(memory.versions).values(),
             in_flight_staleness=memory.in_flight_staleness(),
         )  # fmt: skip
@@ -160,19 +172,38 @@ class Controller:
         if memory.step % config.checkpoint.every == 0 or memory.step == config.train.steps:
             await self._checkpoint()
         trained_s = time.monotonic() - start
-        self._phase = "publishing"
-        for agent in agents:
-            self._syncs[agent] = await self._publisher.publish(PolicyVersion(agent, memory.versions[agent]))
-            memory.published[agent] = memory.versions[agent]
-        memory.published_step = memory.step
-        await self._notify()
-        figures = batch_figures(episodes) | {
+        for episode in episodes:
+            memory.trained.add(episode.num_tokens()[1])
+        figures = batch_figures(episodes) | await self._publish(agents) | {
             "staleness_mean": sum(staleness) / len(staleness), "staleness_max": max(staleness),
             "train_s": trained_s, "wait_s": waited_s,
             "trained_tokens_per_s": sum(r.num_tokens for r in replies) / trained_s,
         }  # fmt: skip
         await self._collector.record_games()
         self._report(figures, replies, agents)
+
+    async def _publish(self, agents: tuple[str, ...]) -> dict[str, Any]:
+        """Make the agents' new versions current; what it cost in games, as fields of `StepReport`."""
+        memory, start = self._memory, time.monotonic()
+        if self._config.rollout.partial == "drain" and agents:
+            self._phase, self._draining = DRAINING, True
+            await self._waits.until("games under way to end", lambda: not memory.ledger.in_flight)
+        drained_s = time.monotonic() - start
+        self._phase = "publishing"
+        self._syncs |= await self._publisher.publish_all([PolicyVersion(a, memory.versions[a]) for a in agents])
+        memory.published |= {agent: memory.versions[agent] for agent in agents}
+        memory.published_step = memory.step
+        self._draining = False
+        cancelled = await self._cancel_old() if self._config.rollout.partial == "cancel_group" else 0
+        await self._waits.notify()
+        return {"drained_s": drained_s if agents else 0.0, "games_cancelled": cancelled}
+
+    async def _cancel_old(self) -> int:
+        """Give up the games under way that are too old now, all seats together; they begin anew as the next attempt."""
+        old = self._memory.began_before(self._config.buffer.max_staleness or 0)
+        for match in old:
+            await self._pool.cancel(match.episode_id)
+        return len(old)
 
     def _segments(self, episodes: list[Episode]) -> list[Segment]:
         advantages = self._algorithm.advantages(episodes)
@@ -203,6 +234,7 @@ class Controller:
             step=memory.step, num_steps=self._config.train.steps, elapsed_s=memory.elapsed_s,
             eta_s=memory.elapsed_here_s / done_here * (self._config.train.steps - memory.step),
             accounting=memory.ledger.check(waiting=len(memory.buffer)), buffer_episodes=len(memory.buffer), buffer_bytes=memory.buffer.num_bytes,
+            length_generated=memory.generated.figures(), length_trained=memory.trained.figures(),
             episodes_per_s=episodes_per_s, sampled_tokens_per_s=tokens_per_s,
             agents={a: self._agent_step(a, a in moved, trained.get(a)) for a in sorted(memory.versions)},
             **figures,
@@ -218,7 +250,9 @@ class Controller:
             return AgentStep(version=version, moved=False)
         return AgentStep(
             version=version, moved=True, train=train, probe_mean=sync.probe_mean, probe_max=sync.probe_max,
-            policy_moved=sync.policy_moved, sync_s=sync.total_s,
+            policy_moved=sync.policy_moved, sync_s=sync.total_s, sync_tries=sync.tries, sync_held_s=sync.held_s,
+            answers_waited_for=sync.waited_for, answers_swapped=sync.swapped, answers_resumed=sync.resumed,
+            answers_left=sync.left,
         )  # fmt: skip
 
     # ── watching ──────────────────────────────────────────────────────────────────────────────
@@ -234,17 +268,18 @@ class Controller:
             mark = (self._memory.ledger.snapshot(), self._memory.step, self._phase)
             if mark != last_mark:
                 last_mark, moved_at = mark, time.monotonic()
-            if self._phase == WAITING and time.monotonic() - moved_at > self._config.stall_timeout_s:
+            if self._phase in (WAITING, DRAINING) and time.monotonic() - moved_at > self._config.stall_timeout_s:
                 raise StalledError(self._describe_stall(time.monotonic() - moved_at))
             self._observer.status(self._status())
-            await self._notify()  # a restarted worker or a signal has no other way to wake a waiting task
+            await self._waits.notify()  # a restarted worker or a signal has no other way to wake a waiting task
             await asyncio.sleep(STATUS_EVERY_S)
 
     def _describe_stall(self, for_s: float) -> str:
         held = ", ".join(f"{h.episode_id} at {h.worker} for {h.age_s:.0f} s" for h in self._pool.in_flight[:5])
         return (
-            f"no progress for {for_s:.0f} s: the trainer waits for {self._config.train.batch} episodes and has "
-            f"{len(self._memory.buffer)}; in flight: {held or 'none'}; free slots: {self._pool.num_free}"
+            f"no progress for {for_s:.0f} s while {self._phase}. Waited for: {self._waits.describe()}. The buffer holds "
+            f"{len(self._memory.buffer)} of {self._config.train.batch} episodes; games under way: {held or 'none'}; free "
+            f"slots: {self._pool.num_free}"
         )
 
     def _status(self) -> Status:
@@ -255,17 +290,6 @@ class Controller:
             stored=counts.stored, in_flight=counts.in_flight, buffer_episodes=len(memory.buffer),
             elapsed_s=memory.elapsed_s, versions=dict(memory.versions),
         )  # fmt: skip
-
-    # ── waiting ───────────────────────────────────────────────────────────────────────────────
-
-    async def _until(self, ready: Callable[[], bool]) -> None:
-        """Wait for ``ready``; `_watch` bounds it."""
-        async with self._changed:
-            await self._changed.wait_for(ready)
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
 
 
 def _first_leaf(errors: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -8,10 +8,13 @@ from __future__ import annotations
 import time
 
 from selfplay.buffer import EpisodeBuffer, Ledger
+from selfplay.controller.lengths import Lengths
 from selfplay.store.adapters import AdapterStore
 from selfplay.store.episode_log import EpisodeLog
 from selfplay.store.state import Consumed, PendingMatch, ResumePlan, RunState, plan_resume
 from selfplay.types import PolicyVersion
+
+TOO_STALE = "too stale"
 
 
 class Memory:
@@ -27,6 +30,8 @@ class Memory:
         """Agent → version that is current on every engine."""
         self.began_with: dict[PendingMatch, dict[str, int]] = {}
         """What is being played → the versions that were current when it began."""
+        self.generated, self.trained = Lengths(), Lengths()
+        """Sampled tokens of the episodes this process collected, and of those it trained on."""
         self.replays: list[PendingMatch] = list(plan.replay)
         self.next_match = plan.next_match
         self.num_restored = len(plan.buffer)
@@ -71,12 +76,27 @@ class Memory:
 
     def in_flight_staleness(self) -> list[int]:
         """For each episode in flight, how far behind the trainer its oldest turn may be."""
-        return [max((self.versions[a] - v for a, v in began.items()), default=0) for began in self.began_with.values()]
+        return [self._age(began) for began in self.began_with.values()]
 
     def consume(self, seqs: list[int]) -> None:
         """These episodes go into an optimizer step."""
         self._consumed.add(seqs)
         self.ledger.train(len(seqs))
+
+    def discard_stale(self, max_staleness: int) -> int:
+        """Drop what waits and is too old to be trained on, counted; how many episodes."""
+        stale = self.buffer.drop_stale(self.versions, max_staleness)
+        if stale:
+            self._consumed.add([s.seq for s in stale])
+            self.ledger.evict(len(stale), TOO_STALE)
+        return len(stale)
+
+    def began_before(self, max_staleness: int) -> list[PendingMatch]:
+        """What is being played and began on versions more than ``max_staleness`` behind."""
+        return [match for match, began in self.began_with.items() if self._age(began) > max_staleness]
+
+    def _age(self, began: dict[str, int]) -> int:
+        return max((self.versions[a] - v for a, v in began.items()), default=0)
 
     def digests(self) -> dict[str, str]:
         """``agent@n`` → digest of every version that is stored and newest of its agent."""

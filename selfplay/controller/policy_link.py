@@ -19,7 +19,9 @@ from selfplay.wire.messages import (
     BucketHeader,
     CommitInstall,
     Done,
+    Flights,
     FromPolicy,
+    Hold,
     JoinWeights,
     MakeCurrent,
     PolicyHello,
@@ -27,6 +29,7 @@ from selfplay.wire.messages import (
     Probe,
     ProbeResult,
     Refused,
+    Release,
     Retire,
     Score,
     Scored,
@@ -85,8 +88,24 @@ class PolicyLink:
     async def abort_install(self, version: PolicyVersion, timeout_s: float) -> None:
         await self._call(lambda request: AbortInstall(request=request, version=version), Done, timeout_s)
 
-    async def make_current(self, version: PolicyVersion, timeout_s: float) -> None:
-        await self._call(lambda request: MakeCurrent(request=request, version=version), Done, timeout_s)
+    async def make_current(self, version: PolicyVersion, flights: Flights, timeout_s: float) -> dict[str, float]:
+        """Turn the agent over to ``version``; what became of its answers under way, see `MakeCurrent`."""
+        done = await self._call(
+            lambda request: MakeCurrent(request=request, version=version, flights=flights), Done, timeout_s
+        )
+        return done.values
+
+    async def hold(self, agents: tuple[str, ...], *, abort: bool, timeout_s: float, lease_s: float) -> dict[str, float]:
+        """Keep ``agents`` (empty: everybody) from generating, and wait until they have stopped; see `Hold`."""
+        done = await self._call(
+            lambda request: Hold(request=request, agents=agents, abort=abort, timeout_s=timeout_s, lease_s=lease_s),
+            Done, timeout_s + 5.0,
+        )  # fmt: skip
+        return done.values
+
+    async def release(self, timeout_s: float) -> None:
+        """End a hold."""
+        await self._call(lambda request: Release(request=request), Done, timeout_s)
 
     async def retire(self, version: PolicyVersion, timeout_s: float) -> None:
         await self._call(lambda request: Retire(request=request, version=version), Done, timeout_s)
@@ -114,6 +133,11 @@ class PolicyLink:
     async def stats(self, timeout_s: float) -> dict[str, float]:
         reply = await self._call(lambda request: Stats(request=request), StatsResult, timeout_s)
         return reply.values
+
+    @property
+    def is_lost(self) -> bool:
+        """The server is known to be dead."""
+        return self._error is not None
 
     def fail(self, error: EngineError) -> None:
         """The server is known to be dead: end every open and later call with ``error``."""

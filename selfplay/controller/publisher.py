@@ -12,27 +12,58 @@
         │                         ├── MakeCurrent ─────────►│      only when all engines have committed
         │                         ├── Retire(old) ─────────►│      dropped when its last user is done
 
-A failed move is given up on every engine, the old version serves on, and `SyncError` says so.
+A move that failed is given up on every engine and tried again, over a weights group with a fresh address; the old version
+serves meanwhile. `Manner` says what a new version does to generation: nothing, or a hold of the agent or of everybody.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from selfplay.config import Config
 from selfplay.controller.policy_link import PolicyLink
 from selfplay.controller.trainer_link import TrainerLink
 from selfplay.errors import EngineError, SyncError, TrainerError
 from selfplay.types import PolicyVersion
-from selfplay.wire.messages import BucketHeader, Export, JoinWeights, Send
+from selfplay.wire.messages import BucketHeader, Export, Flights, JoinWeights, Send
 
 Transport = Literal["nccl", "gloo", "shm", "file"]
+JOIN_SLACK_S = 5.0
+LEASE_FACTOR = 20.0
+"""A hold nobody released ends after so many times the limit of one sync."""
+
+
+class Manner(msgspec.Struct, frozen=True, kw_only=True):
+    """What becoming current does to generation: ``sync.interrupt`` and ``rollout.partial`` in the server's terms."""
+
+    flights: Flights = "finish"
+    hold: Literal["nobody", "agent", "everybody"] = "nobody"
+    """agent: while it becomes current. everybody: during the whole move."""
+    abort: bool = False
+    """What is held ends at once and goes on from its tokens afterwards; otherwise it is waited for."""
+    hold_s: float = 120.0
+    """Longest wait for answers under way."""
+
+    @classmethod
+    def of(cls, config: Config) -> Manner:
+        """The manner of a run's settings."""
+        resume = config.rollout.partial == "abort_resume"
+        hold: dict[str, Literal["agent", "everybody"]] = {"drain": "agent", "blocking": "everybody"}
+        flights: Flights = "resume" if resume else "finish"
+        if config.sync.interrupt == "token":
+            flights = "swap" if config.sync.cache == "keep" else "resume"
+        return cls(
+            flights=flights, hold=hold.get(config.sync.interrupt, "nobody"), abort=resume,
+            hold_s=config.rollout.request_timeout_s,
+        )  # fmt: skip
 
 
 class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +80,18 @@ class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
     probe_max: float
     policy_moved: float
     """Mean |Δlogprob| of the engine between this version and the one before; 0 for a first version."""
+    tries: int = 1
+    """Moves it took; more than one after a failure."""
+    held_s: float = 0.0
+    """How long generation was held back for it: of the agent, or of everybody."""
+    waited_for: int = 0
+    """Answers under way that the hold waited for or ended early."""
+    swapped: int = 0
+    """Answers under way that went on with the new weights in mid-answer."""
+    resumed: int = 0
+    """Answers under way that were aborted and went on under the new version."""
+    left: int = 0
+    """Answers under way that end on the old version."""
 
 
 class Publisher:
@@ -66,38 +109,64 @@ class Publisher:
         probe_bound: float,
         timeout_s: float,
         keep: int,
+        manner: Manner | None = None,
+        retries: int = 0,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._trainer, self._engines = trainer, engines
         self._transport: Transport = transport
         self._address, self._adapters = address, adapters
         self._probe_ids, self._probe_bound, self._timeout_s, self._keep = probe_ids, probe_bound, timeout_s, keep
+        self._manner, self._retries, self._say = manner or Manner(), retries, say
+        self._num_groups = 0
+        self._engine_workers = 1
         self._live: dict[str, list[int]] = {}
         self._last_probe: dict[str, tuple[float, ...]] = {}
 
     async def join(self, engine_workers: int = 1) -> None:
-        """Form the weights group of trainer rank 0 and all engine workers; nothing to do for shm and file."""
+        """Form the weights group of trainer rank 0 and all engine workers; nothing to do for shm and file.
+
+        Called again it forms a new group, at an address that no group had before.
+        """
+        self._engine_workers = engine_workers
         if self._transport not in ("nccl", "gloo"):
             return
         transport, world_size = self._transport, 1 + engine_workers * len(self._engines)
+        address = f"{self._address}-{self._num_groups}"
+        self._num_groups += 1
 
         def make(rank: int, request: int) -> JoinWeights:
             return JoinWeights(
-                request=request, transport=transport, address=self._address, rank=rank, world_size=world_size,
+                request=request, transport=transport, address=address, rank=rank, world_size=world_size,
                 timeout_s=self._timeout_s,
             )  # fmt: skip
 
+        # A rank that is still in a send that nobody takes is free again when that has timed out.
+        limit_s = self._timeout_s * (1 if self._num_groups == 1 else 2) + JOIN_SLACK_S
         await all_or_first_error(
-            self._trainer.join_weights(partial(make, 0), self._timeout_s),
+            self._trainer.join_weights(partial(make, 0), limit_s),
             *(
-                engine.join_weights(partial(make, 1 + i * engine_workers), self._timeout_s)
+                engine.join_weights(partial(make, 1 + i * engine_workers), limit_s)
                 for i, engine in enumerate(self._engines)
             ),
         )
 
+    async def publish_all(self, versions: Sequence[PolicyVersion]) -> dict[str, SyncReport]:
+        """`publish` each of ``versions``; under one hold where the manner is to hold everybody."""
+        if self._manner.hold != "everybody" or not versions:
+            return {v.agent: await self.publish(v) for v in versions}
+        start = time.monotonic()
+        async with self._held(()) as waited_for:
+            reports = [await self.publish(v) for v in versions]
+        held_s = time.monotonic() - start
+        return {
+            r.version.agent: msgspec.structs.replace(r, held_s=held_s, waited_for=waited_for) for r in reports
+        }  # fmt: skip
+
     async def publish(self, version: PolicyVersion) -> SyncReport:
         """Make ``version`` (the trainer's present weights of that agent) current everywhere.
 
-        Raises `SyncError` when the move failed or the probe is out of bounds; the old version is then still current.
+        Raises `SyncError` when every try failed or the probe is out of bounds; the old version is then still current.
         """
         start = time.monotonic()
         exported = await self._trainer.export(
@@ -108,16 +177,43 @@ class Publisher:
             self._timeout_s,
         )  # fmt: skip
         exported_at = time.monotonic()
-        digest = await self._move(version, exported.header)
+        digest, tries = await self._move_at_last(version, exported.header)
         moved_at = time.monotonic()
         mean, worst, moved = await self._prove(version)
-        await self._each(lambda engine: engine.make_current(version, self._timeout_s))
+        flipped = await self._flip(version)
         await self._retire_older(version)
         return SyncReport(
             version=version, digest=digest, num_bytes=exported.header.num_bytes,
             export_s=exported_at - start, move_s=moved_at - exported_at, total_s=time.monotonic() - start,
-            probe_mean=mean, probe_max=worst, policy_moved=moved,
+            probe_mean=mean, probe_max=worst, policy_moved=moved, tries=tries, **flipped,
         )  # fmt: skip
+
+    # ── moving ────────────────────────────────────────────────────────────────────────────────
+
+    async def _move_at_last(self, version: PolicyVersion, header: BucketHeader) -> tuple[str, int]:
+        """Move until it succeeds or the retries are used up; the digest of the stored version, and the number of tries."""
+        tries = 1
+        while True:
+            try:
+                if tries > 1:
+                    await self.join(self._engine_workers)
+                return await self._move(version, header), tries
+            except (SyncError, EngineError, TrainerError) as error:
+                serving = self._serving(version.agent)
+                lost = self._trainer.is_lost or any(e.is_lost for e in self._engines)
+                if lost or tries > self._retries:
+                    raise SyncError(
+                        f"{version} did not reach the engines over {self._transport}; {serving}: {error}"
+                    ) from error
+                self._say(
+                    f"{version} did not reach the engines over {self._transport}; {serving}; try {tries + 1} of "
+                    f"{self._retries + 1} follows: {str(error).splitlines()[0]}"
+                )
+                tries += 1
+
+    def _serving(self, agent: str) -> str:
+        live = self._live.get(agent)
+        return f"the old version {agent}@{live[-1]} serves on" if live else "nothing of this agent serves yet"
 
     async def _move(self, version: PolicyVersion, header: BucketHeader) -> str:
         """Bring the bucket to every engine; the digest under which the version is stored."""
@@ -130,19 +226,64 @@ class Publisher:
                 ),
                 *(engine.commit_install(version, self._timeout_s) for engine in self._engines),
             )
-        except (SyncError, EngineError, TrainerError) as error:
+        except (SyncError, EngineError, TrainerError):
             await self._give_up(version)
-            raise SyncError(
-                f"{version} did not reach the engines over {self._transport}; the old version serves on: {error}"
-            ) from error
+            raise
         return str(sent.digest)
 
     async def _give_up(self, version: PolicyVersion) -> None:
+        """Wherever it did not arrive it is forgotten, and where it did it is dropped."""
         for engine in self._engines:
             try:
                 await engine.abort_install(version, self._timeout_s)
+                await engine.retire(version, self._timeout_s)
             except (EngineError, SyncError):
                 continue  # the first error is already on its way to the user; a dead engine needs no abort
+
+    # ── becoming current ──────────────────────────────────────────────────────────────────────
+
+    async def _flip(self, version: PolicyVersion) -> dict[str, Any]:
+        """Current on all engines, or on none; what it did to answers under way, as fields of `SyncReport`."""
+        if self._manner.hold != "agent" or not self._live.get(version.agent):
+            return await self._flip_all(version)
+        start = time.monotonic()
+        async with self._held((version.agent,)) as waited_for:
+            flipped = await self._flip_all(version)
+        return flipped | {"waited_for": waited_for, "held_s": time.monotonic() - start}
+
+    async def _flip_all(self, version: PolicyVersion) -> dict[str, int]:
+        try:
+            values = await all_or_first_error(
+                *(engine.make_current(version, self._manner.flights, self._timeout_s) for engine in self._engines)
+            )
+        except (SyncError, EngineError) as error:
+            await self._flip_back(version.agent)
+            raise SyncError(f"{version} did not become current; {self._serving(version.agent)}: {error}") from error
+        return {name: int(sum(v.get(name, 0) for v in values)) for name in ("swapped", "resumed", "left")}
+
+    async def _flip_back(self, agent: str) -> None:
+        for engine in self._engines if self._live.get(agent) else ():
+            try:
+                await engine.make_current(PolicyVersion(agent, self._live[agent][-1]), "finish", self._timeout_s)
+            except (EngineError, SyncError):
+                continue  # as above: the first error is on its way
+
+    @contextlib.asynccontextmanager
+    async def _held(self, agents: tuple[str, ...]) -> AsyncIterator[int]:
+        """``agents`` (empty: everybody) generate nothing meanwhile; yields how many answers were under way."""
+        manner = self._manner
+        lease_s = manner.hold_s + LEASE_FACTOR * self._timeout_s * (1 + self._retries)
+        try:
+            values = await all_or_first_error(
+                *(e.hold(agents, abort=manner.abort, timeout_s=manner.hold_s, lease_s=lease_s) for e in self._engines)
+            )
+            yield int(sum(v.get("under_way", 0) for v in values))
+        finally:
+            for engine in self._engines:
+                try:
+                    await engine.release(self._timeout_s)
+                except (EngineError, SyncError):
+                    continue  # a hold has a lease; a dead engine holds nobody
 
     async def _prove(self, version: PolicyVersion) -> tuple[float, float, float]:
         """(mean |Δ|, max |Δ|, movement since the last version), the worst over all engines; `SyncError` out of bounds."""

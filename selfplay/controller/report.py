@@ -25,6 +25,15 @@ class AgentStep(msgspec.Struct, frozen=True, kw_only=True):
     probe_max: float = 0.0
     policy_moved: float = 0.0
     sync_s: float = 0.0
+    sync_tries: int = 0
+    """Moves it took; more than one after a failure."""
+    sync_held_s: float = 0.0
+    """How long generation was held back: of the agent (drain), or of everybody (blocking)."""
+    answers_waited_for: int = 0
+    answers_swapped: int = 0
+    answers_resumed: int = 0
+    answers_left: int = 0
+    """Answers that were under way: waited for, gone on with the new weights, begun again from their tokens, left alone."""
 
 
 class StepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +65,18 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     win_share: dict[str, float]
     """Seat → share of the batch it won; ``draw`` for the rest."""
     reward_mean: dict[str, float]
+    split_answers: float
+    """Share of the batch's answers whose tokens are of more than one version."""
+    split_games: float
+    """Share of the batch's games in which an agent played as more than one version."""
+    length_generated: dict[str, float]
+    """Sampled tokens per game, of all games this process collected: num, mean, p10, p50, p90."""
+    length_trained: dict[str, float]
+    """The same of the games it trained on: a rule that drops late games shows here."""
+    games_cancelled: int
+    """Games that were given up because of this step's versions (``rollout.partial=cancel_group``)."""
+    drained_s: float
+    """How long this step's versions waited for games under way (``rollout.partial=drain``)."""
     agents: dict[str, AgentStep]
 
 
@@ -150,5 +171,7 @@ def batch_figures(episodes: list[Episode]) -> dict[str, object]:
         "illegal_share": sum(not t.legal for t in turns) / max(1, len(turns)),
         "ended": {k: sum(e.ended == k for e in episodes) / num for k in ("natural", "forfeit", "truncated")},
         "win_share": wins | {"draw": sum(not e.winners for e in episodes) / num},
+        "split_answers": sum(len(t.spans) > 1 for t in turns) / max(1, sum(bool(t.spans) for t in turns)),
+        "split_games": sum(any(low < high for low, high in e.versions().values()) for e in episodes) / num,
         "reward_mean": {s: sum(e.rewards.get(s, 0.0) for e in episodes) / num for s in seats},
     }

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import zmq.asyncio
 
-from selfplay.errors import TrainerError, WireError
+from selfplay.errors import SyncError, TrainerError, WireError
 from selfplay.wire.codec import Codec
 from selfplay.wire.messages import (
     PROTOCOL,
@@ -29,6 +29,7 @@ from selfplay.wire.messages import (
     TrainerHello,
     TrainerProbe,
     TrainerProbed,
+    TrainerRefused,
     TrainStep,
 )
 from selfplay.wire.sockets import bind_router, receive, route
@@ -105,16 +106,21 @@ class TrainerLink:
         return await self._one(0, make, Exported, "export", timeout_s)
 
     async def send(self, make: Callable[[int], Send], timeout_s: float) -> Sent:
-        """Move the exported bucket to the engines; the version is durable when this returns."""
+        """Move the exported bucket to the engines; the version is durable when this returns. `SyncError`: it did not go out."""
         return await self._one(0, make, Sent, "send", timeout_s)
 
     async def join_weights(self, make: Callable[[int], JoinWeights], timeout_s: float) -> None:
         """Join the weights group as its rank 0."""
-        await self._one(0, make, TrainerDone, "join of the weights group", timeout_s)
+        await self._one(0, make, TrainerDone, "join the weights group", timeout_s)
 
     async def stop(self, timeout_s: float) -> None:
         """Ask every rank to leave."""
         await self._all(lambda _rank, request: Stop(request=request), TrainerDone, "stop", timeout_s)
+
+    @property
+    def is_lost(self) -> bool:
+        """A rank is known to be dead."""
+        return self._error is not None
 
     def fail(self, error: TrainerError) -> None:
         """A rank is known to be dead: end every open and later call with ``error``."""
@@ -154,6 +160,8 @@ class TrainerLink:
             raise TrainerError(f"trainer rank {rank} did not finish {what} within {timeout_s:.0f} s") from None
         finally:
             del self._waiting[request, rank]
+        if isinstance(reply, TrainerRefused):
+            raise SyncError(f"trainer rank {rank} could not {what}: {reply.message}")
         if not isinstance(reply, kind):
             raise TrainerError(f"trainer rank {rank} answered {what} with {type(reply).__name__}")
         return reply

@@ -15,11 +15,12 @@ from collections.abc import AsyncIterator
 import zmq.asyncio
 
 from selfplay.agent import Sampling
-from selfplay.buffer import EpisodeBuffer, deepest_lag
+from selfplay.buffer import EpisodeBuffer
+from selfplay.config.derive import batches_ahead, version_lag
 from selfplay.controller.controller import TRAINER_FOLDER, Controller
 from selfplay.controller.memory import Memory
 from selfplay.controller.policy_link import PolicyLink
-from selfplay.controller.publisher import Publisher
+from selfplay.controller.publisher import Manner, Publisher
 from selfplay.controller.report import Observer, RunSummary, StepReport
 from selfplay.controller.trainer_link import TrainerLink
 from selfplay.launch.children import RunChildren
@@ -117,7 +118,8 @@ class Session:
         say(
             f"starting {plan.serving.engine} on {plan.serving.device} in {plan.serving.dtype} with {plan.slots} adapter slots, "
             f"{plan.config.train.ranks} trainer rank(s), {plan.config.rollout.workers} environment worker(s); "
-            f"deepest version lag {deepest_lag(plan.config.buffer.depth)}"
+            f"deepest version lag {version_lag(plan.config.buffer)} (buffer.depth={plan.config.buffer.depth}), new versions at "
+            f"{plan.config.sync.interrupt}, partial play: {plan.config.rollout.partial}"
         )
         serving = asyncio.create_task(policy.ready(plan.config.policy.start_timeout_s))
         starts = [
@@ -146,7 +148,8 @@ class Session:
         return Publisher(
             trainer=trainer, engines=[policy], transport=self._plan.transport, address=self._weights_address(runtime),
             adapters=self._run.adapters, probe_ids=info.probe_ids, probe_bound=bound, timeout_s=config.sync.timeout_s,
-            keep=config.buffer.depth + 1,
+            keep=batches_ahead(config.buffer) + 1, manner=Manner.of(config), retries=config.sync.retries,
+            say=self._observer.event,
         )  # fmt: skip
 
     def _weights_address(self, runtime: RuntimeDir) -> str:

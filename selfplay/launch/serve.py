@@ -73,4 +73,4 @@ def _sources(model: str | None, run: str | None, versions: tuple[PolicyVersion, 
 async def _install(link: PolicyLink, version: PolicyVersion, store: AdapterStore, timeout_s: float) -> None:
     await link.begin_install(version, store.bucket_header(version), timeout_s)
     await link.commit_install(version, timeout_s)
-    await link.make_current(version, timeout_s)
+    await link.make_current(version, "finish", timeout_s)

@@ -85,7 +85,11 @@ class Matchmaker:
             return SeatAssignment(seat=seat, player=LLM, agent=frozen.agent, pin=frozen.version, options=options)
         agent = _lineage(seat, given.agent)
         return SeatAssignment(
-            seat=seat, player=LLM, agent=agent, trained=True, options=options,
+            seat=seat,
+            player=LLM,
+            agent=agent,
+            trained=True,
+            options=options,
             pin="episode" if self._config.sync.interrupt == "episode" else "turn",
         )
 

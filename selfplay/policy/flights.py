@@ -120,10 +120,10 @@ class Flights:
     def is_holding(self) -> bool:
         return self._held is None or bool(self._held)
 
-    def hold(self, agents: Collection[str], timeout_s: float) -> None:
-        """Keep ``agents`` (empty: everybody) from beginning until `release`, or for ``timeout_s``."""
+    def hold(self, agents: Collection[str], lease_s: float) -> None:
+        """Keep ``agents`` (empty: everybody) from beginning until `release`, or for ``lease_s``."""
         self._held = frozenset(agents) or None
-        self._held_until = self._now() + timeout_s
+        self._held_until = self._now() + lease_s
 
     async def landed(self, agents: Collection[str] | None) -> None:
         """Until none of ``agents`` is under way."""

@@ -326,7 +326,7 @@ class PolicyService:
     async def _hold(self, m: Hold) -> dict[str, float]:
         """Let nobody of ``m.agents`` begin, and wait until none of them is under way."""
         agents, started = (m.agents or None), time.monotonic()
-        self._flights.hold(m.agents, m.timeout_s)
+        self._flights.hold(m.agents, m.lease_s)
         flights = self._flights.of(agents)
         if m.abort:
             await self._abort(f for f in flights if f.pin == "turn")
@@ -336,7 +336,9 @@ class PolicyService:
         except TimeoutError:
             await self._flights.release()
             left = len(self._flights.of(agents))
-            raise Refusal("timeout", f"{left} answers were still under way after {m.timeout_s:g} s of waiting") from None
+            raise Refusal(
+                "timeout", f"{left} answers were still under way after {m.timeout_s:g} s of waiting"
+            ) from None
         return {"under_way": float(len(flights)), "waited_s": time.monotonic() - started}
 
     async def _begin(self, m: BeginInstall) -> None:

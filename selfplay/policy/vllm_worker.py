@@ -175,7 +175,11 @@ class FlightCounter:
         self._runner = runner
         self._over: deque[str] = deque(maxlen=_ENDED_REMEMBERED)
         known = hasattr(runner, "requests") and hasattr(runner, "_update_states")
-        self.error = "" if known else f"{type(runner).__name__} does not tell what its requests have sampled: use another sync.interrupt"
+        self.error = (
+            ""
+            if known
+            else f"{type(runner).__name__} does not tell what its requests have sampled: use another sync.interrupt"
+        )
         if known:
             update = runner._update_states
 

@@ -66,6 +66,7 @@ class Staging(Generic[T]):
         with self._lock:
             old = self._receivers.get(transport)
             self._receivers[transport] = receiver
+            self._last.pop(transport, None)  # nothing waits for what the old group still owes
         if old is not None:
             old.close()
 

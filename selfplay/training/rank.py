@@ -3,7 +3,7 @@
     controller (ROUTER)  ──ToTrainer──►  rank (DEALER)          one message at a time, answered in order
                          ◄─FromTrainer─
 
-It says `TrainerHello` when it is wholly ready. Whatever goes wrong ends it: `TrainerFailed` with one line, the traceback
+It says `TrainerHello` when it is wholly ready. A send or a join that failed is refused; whatever else goes wrong ends it: `TrainerFailed` with one line, the traceback
 in the log, exit code 1; a rank that lost another one has nothing left to compute. torch is imported after its
 environment variables are set.
 """
@@ -16,16 +16,30 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq.asyncio
 
-from selfplay.errors import EXIT_FAULT, EXIT_OK, EXIT_USER
+from selfplay.errors import EXIT_FAULT, EXIT_OK, EXIT_USER, SyncError
 from selfplay.process import live_with_parent
 from selfplay.training.config import RankConfig
 from selfplay.wire.codec import Codec
-from selfplay.wire.messages import PROTOCOL, FromTrainer, Stop, ToTrainer, TrainerFailed, TrainerHello
+from selfplay.wire.messages import (
+    PROTOCOL,
+    FromTrainer,
+    JoinWeights,
+    Send,
+    Stop,
+    ToTrainer,
+    TrainerFailed,
+    TrainerHello,
+    TrainerRefused,
+)
 from selfplay.wire.sockets import connect_dealer, receive, unique_identity
+
+if TYPE_CHECKING:
+    from selfplay.training.service import TrainerService
 
 LAST_WORDS_MS = 2000
 """How long the last message may take to reach the controller."""
@@ -72,7 +86,7 @@ async def serve(config: RankConfig) -> int:
             frames = await receive(socket)
             message = incoming.decode(frames[-1] if frames else b"")
             request = message.request
-            await socket.send(outgoing.encode(service.handle(message)))
+            await socket.send(outgoing.encode(answer(service, message, config.rank)))
             if isinstance(message, Stop):
                 return EXIT_OK
     except Exception as error:  # noqa: BLE001 (the process's boundary: every fault is reported, then the rank ends)
@@ -82,6 +96,16 @@ async def serve(config: RankConfig) -> int:
     finally:
         socket.close(linger=LAST_WORDS_MS)
         context.term()
+
+
+def answer(service: TrainerService, message: Any, rank: int) -> Any:
+    """The service's answer. A move of weights that failed has changed nothing here: it is refused, and the rank goes on."""
+    try:
+        return service.handle(message)
+    except SyncError as error:
+        if not isinstance(message, Send | JoinWeights):
+            raise
+        return TrainerRefused(request=message.request, rank=rank, message=one_line(error))
 
 
 def one_line(error: Exception) -> str:
