@@ -139,3 +139,26 @@ class Reference:
         with torch.inference_mode(), self._model.disable_adapter() if adapter is None else contextlib.nullcontext():
             logits = self._model(torch.tensor([list(ids)])).logits[0].float()
         return torch.log_softmax(logits / temperature, dim=-1)
+
+
+def taught_adapter(folder: str, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> dict[str, Any]:
+    """An adapter under which the model in ``folder`` answers ``prompt_ids`` with ``answer_ids``, greedily."""
+    import torch
+    from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+    from transformers import AutoModelForCausalLM
+
+    config = adapter_config()
+    torch.manual_seed(0)
+    base: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = get_peft_model(base, LoraConfig(r=8, lora_alpha=16, target_modules=list(config["target_modules"])))  # type: ignore[call-overload]
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=2e-2)
+    ids = torch.tensor([[*prompt_ids, *answer_ids]])
+    for _ in range(300):
+        rows = model(ids).logits[0, len(prompt_ids) - 1 : -1].float()
+        loss = torch.nn.functional.cross_entropy(rows, ids[0, len(prompt_ids) :])
+        if loss.item() < 0.01:
+            break
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return dict(get_peft_model_state_dict(model))
