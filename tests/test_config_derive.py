@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from selfplay.config import check_config, engine_rank, live_adapter_slots, load_config, resolve_transport
-from selfplay.config.derive import check_adapter_slots
+from selfplay.config.derive import check_adapter_slots, version_lag
 from selfplay.errors import ConfigError
 
 
@@ -29,9 +29,15 @@ def test_the_defaults_can_run() -> None:
         (["train.batch=9", "buffer.max_episodes=8"], r"train.batch=9 is above buffer.max_episodes=8"),
         (
             ["train.batch=8", "buffer.depth=3", "buffer.max_episodes=31"],
-            r"\(buffer.depth 3 \+ 1\) × train.batch 8 = 32",
+            r"\(version lag 3 \+ 1\) × train.batch 8 = 32",
         ),
         (["rollout.max_tokens=2048"], "leaves no room for a prompt"),
+        (["buffer.depth=unbounded"], "needs a staleness rule, .* set buffer.max_staleness"),
+        (["sync.interrupt=token", "rollout.partial=abort_resume"], "contradict each other: token swaps"),
+        (["sync.interrupt=token", "rollout.partial=drain"], "contradict each other: games under way end"),
+        (["sync.interrupt=episode", "rollout.partial=abort_resume"], "contradict each other: an episode keeps"),
+        (["sync.interrupt=drain", "rollout.partial=abort_resume"], "contradict each other: drain waits"),
+        (["sync.cache=recompute"], "has a meaning with sync.interrupt=token only, not with turn"),
         (["jury.agent=api"], "needs jury.api_base and jury.api_model"),
         (["jury.agent=pro"], "must be base, api, or a frozen version"),
         (["jury.agent=pro@x"], "not a policy version"),
@@ -82,7 +88,7 @@ def test_adapter_slots(trained: int, depth: int, frozen: int, slots: int) -> Non
 
 def test_too_few_adapter_slots_are_refused_with_the_arithmetic() -> None:
     config = load_config(None, ["policy.max_live_adapters=5"])
-    with pytest.raises(ConfigError, match=r"2 trained agents × \(buffer.depth 1 \+ 2\) \+ 0 frozen = 6"):
+    with pytest.raises(ConfigError, match=r"2 trained agents × \(version lag 1 \+ 2\) \+ 0 frozen = 6"):
         check_adapter_slots(config, num_trained=2, num_frozen=0)
     assert check_adapter_slots(config, num_trained=1, num_frozen=0) == 5
 
@@ -90,3 +96,18 @@ def test_too_few_adapter_slots_are_refused_with_the_arithmetic() -> None:
 def test_the_engine_is_sized_for_the_rank() -> None:
     assert engine_rank(load_config(None, ["lora.rank=12"])) == 12
     assert engine_rank(load_config(None, ["lora.rank=12", "policy.max_rank=16"])) == 16
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lag"),
+    [
+        (["buffer.depth=0"], 0),
+        (["buffer.depth=3"], 3),
+        (["buffer.depth=3", "buffer.max_staleness=1"], 1),
+        (["buffer.depth=unbounded", "buffer.max_staleness=5"], 5),
+    ],
+)
+def test_the_deepest_lag_follows_from_the_settings(overrides: list[str], lag: int) -> None:
+    config = load_config(None, ["env=kuhn-poker-v0", *overrides])
+    check_config(config)
+    assert version_lag(config.buffer) == lag

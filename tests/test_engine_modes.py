@@ -13,6 +13,7 @@ from selfplay.models import tiny
 from selfplay.types import PolicyVersion
 from selfplay.wire.messages import Hold, MakeCurrent, Release
 from tests.policy_samples import Reference, random_adapter, taught_adapter
+from tests.policy_samples import chat as messages
 from tests.policy_served import RefusedError, Served, served
 
 pytestmark = pytest.mark.engine
@@ -35,6 +36,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def adapters(model: str) -> dict[str, dict[str, Any]]:
     return {name: random_adapter(model, seed) for seed, name in enumerate(("alpha", "beta"))}
+
+
+@pytest.fixture(scope="module")
+def words(model: str) -> dict[str, dict[str, Any]]:
+    """Adapters that answer "Who are you?" with a word of their own."""
+    from selfplay.policy.chat import HfChat
+    from selfplay.policy.rendering import Renderer
+
+    chat = HfChat(model)
+    prompt = Renderer(chat).render(messages("Who are you?"), 0, ()).ids
+    return {word: taught_adapter(model, prompt, chat.encode(word)) for word in ("ALPHA", "BETA")}
 
 
 @pytest.fixture(scope="module")
@@ -198,25 +210,20 @@ def test_a_hold_ends_by_itself_and_one_that_waits_too_long_is_refused(
     server.run(play())
 
 
-def test_it_says_alpha_and_after_the_update_beta(server: Served, model: str) -> None:
+def test_it_says_alpha_and_after_the_update_beta(server: Served, model: str, words: dict[str, dict[str, Any]]) -> None:
     """Two adapters with words of their own: the first answer after the update is the new word, while another agent's
     long answer is the same as undisturbed, and the old version's answer under way is still the old word's."""
-    from selfplay.policy.chat import HfChat
-
-    chat = HfChat(model)
 
     async def play() -> None:
-        prompt = (await server.ask("base", "Who are you?")).prompt_ids
-        says = {word: taught_adapter(model, prompt, chat.encode(word)) for word in ("ALPHA", "BETA")}
         await server.renew("b", random_adapter(model, 5))
         alone = await server.ask("b", STORY, num=LONG)
-        await server.renew("a", says["ALPHA"])
+        await server.renew("a", words["ALPHA"])
         for _ in range(2):
             assert (await server.ask("a", "Who are you?", num=5)).text == "ALPHA"
         long = asyncio.create_task(server.ask("b", STORY, num=LONG))
         flying = asyncio.create_task(server.ask("a", STORY, num=LONG))
         await asyncio.sleep(0.1)
-        number = await server.renew("a", says["BETA"])
+        number = await server.renew("a", words["BETA"])
         after = await server.ask("a", "Who are you?", num=4)
         assert (after.text, [s.version for s in after.spans]) == ("BETA", [number])
         assert not long.done(), "it was still running: otherwise this shows nothing"

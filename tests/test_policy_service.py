@@ -12,8 +12,9 @@ from selfplay.agent import Message, Sampling
 from selfplay.environment import JuryQuestion
 from selfplay.errors import SyncError
 from selfplay.policy.fake import FakeChat, FakeEngine
-from selfplay.policy.service import PolicyService, Refusal
+from selfplay.policy.service import PolicyService
 from selfplay.policy.settings import PolicyServerConfig
+from selfplay.policy.turnover import Refusal
 from selfplay.types import PolicyVersion, Span
 from selfplay.wire.messages import (
     PROTOCOL,

@@ -116,7 +116,8 @@ class Engine(Protocol):
     async def swap(self, old: str, new: str) -> dict[str, int]:
         """From the next token on, requests on ``old`` are computed with the weights of ``new``; their cache stays.
 
-        Returns, for every request under way on ``old``, how many tokens it had sampled; one that is over is absent.
+        Returns, for every request under way on ``old``, how many of its tokens are the old weights' (maybe one more than it
+        will have); one that is over is absent.
         Afterwards ``old`` may be named only by those. Raises `SyncError` when the engine cannot do it.
         """
         ...

@@ -39,8 +39,9 @@ class Flight:
 
     def spans(self, num_tokens: int) -> list[Span]:
         """Which version sampled which of this part's tokens; the base model counts as version 0 of itself."""
-        starts = [(0, self.entry.version.version if self.entry else 0), *self.marks]
-        ends = [start for start, _ in self.marks] + [num_tokens]
+        marks = [(min(at, num_tokens), version) for at, version in self.marks]
+        starts = [(0, self.entry.version.version if self.entry else 0), *marks]
+        ends = [at for at, _ in marks] + [num_tokens]
         return [
             Span(version=version, start=start, end=end)
             for (start, version), end in zip(starts, ends, strict=True)

@@ -31,8 +31,9 @@ from selfplay.policy import environ
 from selfplay.policy.adapter_check import AdapterRules, rules_of
 from selfplay.policy.engine import Engine, make_engine, resolve_engine
 from selfplay.policy.rendering import ChatTokenizer
-from selfplay.policy.service import PolicyService, Refusal
+from selfplay.policy.service import PolicyService
 from selfplay.policy.settings import PolicyServerConfig
+from selfplay.policy.turnover import Refusal
 from selfplay.process import live_with_parent
 from selfplay.wire.aio import AsyncSocket
 from selfplay.wire.codec import Codec

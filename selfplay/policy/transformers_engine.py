@@ -158,8 +158,10 @@ class TransformersEngine:
         def swap() -> dict[str, int]:
             self._bank.adapters[old] = self._bank.adapters[new]
             with self._wake:
-                rows = [row for row, _ in (*self._waiting, *self._running.values())]
-            return {row.request: len(row.sampled) for row in rows if row.adapter == old}
+                waiting = {row.request: 0 for row, _ in self._waiting if row.adapter == old}
+            # Of a running row the next token's distribution is computed already, with the old weights.
+            running = {row.request: len(row.sampled) + 1 for row, _ in self._running.values() if row.adapter == old}
+            return waiting | running
 
         return await self._do(swap)
 

@@ -12,7 +12,6 @@ from selfplay.environment import JuryQuestion
 from selfplay.types import PolicyVersion
 from selfplay.wire.messages.base import BucketHeader, JoinWeights, Pin, RequestId, Text, WireMessage
 
-
 Flights = Literal["finish", "swap", "resume"]
 
 
