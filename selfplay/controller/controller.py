@@ -184,11 +184,11 @@ class Controller:
 
     async def _publish(self, agents: tuple[str, ...]) -> dict[str, Any]:
         """Make the agents' new versions current; what it cost in games, as fields of `StepReport`."""
-        memory, start = self._memory, time.monotonic()
+        memory, drained_s = self._memory, 0.0
         if self._config.rollout.partial == "drain" and agents:
-            self._phase, self._draining = DRAINING, True
+            start, self._phase, self._draining = time.monotonic(), DRAINING, True
             await self._waits.until("games under way to end", lambda: not memory.ledger.in_flight)
-        drained_s = time.monotonic() - start
+            drained_s = time.monotonic() - start
         self._phase = "publishing"
         self._syncs |= await self._publisher.publish_all([PolicyVersion(a, memory.versions[a]) for a in agents])
         memory.published |= {agent: memory.versions[agent] for agent in agents}
@@ -196,7 +196,7 @@ class Controller:
         self._draining = False
         cancelled = await self._cancel_old() if self._config.rollout.partial == "cancel_group" else 0
         await self._waits.notify()
-        return {"drained_s": drained_s if agents else 0.0, "games_cancelled": cancelled}
+        return {"drained_s": drained_s, "games_cancelled": cancelled}
 
     async def _cancel_old(self) -> int:
         """Give up the games under way that are too old now, all seats together; they begin anew as the next attempt."""

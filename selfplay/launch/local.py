@@ -25,7 +25,7 @@ from selfplay.controller.report import Observer, RunSummary, StepReport
 from selfplay.controller.trainer_link import TrainerLink
 from selfplay.launch.children import RunChildren
 from selfplay.launch.plan import PROBE_BOUND, RunPlan
-from selfplay.launch.serving import POLICY_SOCKET, server_config
+from selfplay.launch.serving import policy_socket, server_config
 from selfplay.league import LeagueRecords
 from selfplay.pool import PoolConfig, PoolSupervisor
 from selfplay.process import RuntimeDir
@@ -83,23 +83,25 @@ class Session:
             say(f"{memory.num_restored} episodes wait in the buffer, {len(memory.replays)} matches are played again")
         plan.algorithm.load_state(self._state.algorithm)
 
-        policy = PolicyLink(context, runtime.endpoint(POLICY_SOCKET))
-        stack.push_async_callback(policy.close)
+        policies = [PolicyLink(context, runtime.endpoint(policy_socket(i))) for i in range(config.policy.engines)]
+        for policy in policies:
+            stack.push_async_callback(policy.close)
         trainer = TrainerLink(context, runtime.endpoint(TRAINER_SOCKET), config.train.ranks)
         stack.push_async_callback(trainer.close)
         children = RunChildren(self._run.logs)
         stack.push_async_callback(children.close)
         pool = PoolSupervisor(self._pool_config(runtime), runtime=runtime, log_dir=self._run.logs)
 
-        children.start_policy(server_config(plan.serving, config, runtime, slots=plan.slots), policy)
+        for i, policy in enumerate(policies):
+            children.start_policy(server_config(plan.serving, config, runtime, slots=plan.slots, engine=i), policy)
         for rank in range(config.train.ranks):
             children.start_rank(self._rank_config(runtime, rank), trainer)
         children.watch()
         stack.push_async_callback(pool.close, POOL_GRACE_S)
-        info = await self._start(pool, policy, trainer)
+        info = await self._start(pool, policies, trainer)
 
-        publisher = self._publisher(runtime, trainer, policy, info)
-        await self._publish_start(publisher, policy)
+        publisher = self._publisher(runtime, trainer, policies, info)
+        await self._publish_start(publisher, policies)
         controller = Controller(
             config=config, log=log, metrics=metrics,
             checkpoints=Checkpoints(self._run.checkpoints, keep=config.checkpoint.keep, say=say),
@@ -113,19 +115,19 @@ class Session:
 
     # ── starting ──────────────────────────────────────────────────────────────────────────────
 
-    async def _start(self, pool: PoolSupervisor, policy: PolicyLink, trainer: TrainerLink) -> PolicyInfo:
+    async def _start(self, pool: PoolSupervisor, policies: list[PolicyLink], trainer: TrainerLink) -> PolicyInfo:
         plan, say = self._plan, self._observer.event
         say(
-            f"starting {plan.serving.engine} on {plan.serving.device} in {plan.serving.dtype} with {plan.slots} adapter slots, "
+            f"starting {plan.config.policy.engines} × {plan.serving.engine} on {plan.serving.device} in {plan.serving.dtype} with {plan.slots} adapter slots, "
             f"{plan.config.train.ranks} trainer rank(s), {plan.config.rollout.workers} environment worker(s); "
             f"deepest version lag {version_lag(plan.config.buffer)} (buffer.depth={plan.config.buffer.depth}), new versions at "
             f"{plan.config.sync.interrupt}, partial play: {plan.config.rollout.partial}"
         )
-        serving = asyncio.create_task(policy.ready(plan.config.policy.start_timeout_s))
+        serving = [asyncio.create_task(p.ready(plan.config.policy.start_timeout_s)) for p in policies]
         starts = [
             asyncio.create_task(pool.start()),
             asyncio.create_task(trainer.ready(TRAINER_START_TIMEOUT_S)),
-            serving,
+            *serving,
         ]
         try:
             await asyncio.gather(*starts)
@@ -133,20 +135,22 @@ class Session:
             for start in starts:
                 start.cancel()
             await asyncio.gather(*starts, return_exceptions=True)
-        info = serving.result()
+        info = serving[0].result()
         say(
             f"{info.engine} serves {plan.serving.model.name} on {plan.serving.device}; adapters travel by {plan.transport}"
         )
         self._run.update_manifest(engine=info.engine)
         return info
 
-    def _publisher(self, runtime: RuntimeDir, trainer: TrainerLink, policy: PolicyLink, info: PolicyInfo) -> Publisher:
+    def _publisher(
+        self, runtime: RuntimeDir, trainer: TrainerLink, policies: list[PolicyLink], info: PolicyInfo
+    ) -> Publisher:
         config = self._plan.config
         bound = config.sync.probe_mean or max(
             PROBE_BOUND[self._plan.serving.dtype], PROBE_BOUND[self._plan.train_dtype]
         )
         return Publisher(
-            trainer=trainer, engines=[policy], transport=self._plan.transport, address=self._weights_address(runtime),
+            trainer=trainer, engines=policies, transport=self._plan.transport, address=self._weights_address(runtime),
             adapters=self._run.adapters, probe_ids=info.probe_ids, probe_bound=bound, timeout_s=config.sync.timeout_s,
             keep=batches_ahead(config.buffer) + 1, manner=Manner.of(config), retries=config.sync.retries,
             say=self._observer.event,
@@ -157,12 +161,15 @@ class Session:
             return f"file://{runtime.file('weights')}"
         return str(runtime.path if self._plan.transport == "shm" else self._run.path / "weights")
 
-    async def _publish_start(self, publisher: Publisher, policy: PolicyLink) -> None:
+    async def _publish_start(self, publisher: Publisher, policies: list[PolicyLink]) -> None:
         """Put every agent's present version on the engines, the same way as every later one, and the frozen ones."""
         await publisher.join()
         for version in self._plan.frozen:
-            await policy.begin_install(version, self._store.bucket_header(version), self._plan.config.sync.timeout_s)
-            await policy.commit_install(version, self._plan.config.sync.timeout_s)
+            for policy in policies:
+                await policy.begin_install(
+                    version, self._store.bucket_header(version), self._plan.config.sync.timeout_s
+                )
+                await policy.commit_install(version, self._plan.config.sync.timeout_s)
         for agent in self._plan.agents:
             report = await publisher.publish(PolicyVersion(agent, self._state.versions[agent]))
             self._observer.event(
@@ -187,7 +194,7 @@ class Session:
         api_seats = any(s.player == "api" for s in self._plan.matchmaker.match(0).seats)
         return PoolConfig(
             workers=rollout.workers, concurrency=rollout.concurrency, max_restarts=rollout.max_restarts,
-            policy_endpoints=(runtime.endpoint(POLICY_SOCKET),), jury=config.jury,
+            policy_endpoints=tuple(runtime.endpoint(policy_socket(i)) for i in range(config.policy.engines)), jury=config.jury,
             sampling=Sampling(temperature=rollout.temperature, max_tokens=self._plan.max_move_tokens),
             episode_timeout_s=rollout.episode_timeout_s, request_timeout_s=rollout.request_timeout_s,
             needs_api_key=api_seats or config.jury.agent == "api",

@@ -14,7 +14,7 @@ from selfplay.config import Config
 from selfplay.controller.policy_link import PolicyLink
 from selfplay.errors import UserError
 from selfplay.launch.children import RunChildren
-from selfplay.launch.serving import POLICY_SOCKET, plan_serving, server_config
+from selfplay.launch.serving import plan_serving, policy_socket, server_config
 from selfplay.pool.policy_client import ZmqPolicyClient
 from selfplay.process import RuntimeDir
 from selfplay.store.adapters import AdapterStore
@@ -37,7 +37,7 @@ async def open_policy(
     runtime, context = RuntimeDir.create(), zmq.asyncio.Context()
     try:
         async with contextlib.AsyncExitStack() as stack:
-            link = PolicyLink(context, runtime.endpoint(POLICY_SOCKET))
+            link = PolicyLink(context, runtime.endpoint(policy_socket(0)))
             stack.push_async_callback(link.close)
             children = RunChildren(runtime.file(LOGS))
             stack.push_async_callback(children.close)
@@ -48,7 +48,7 @@ async def open_policy(
             for version in versions:
                 await _install(link, version, store, config.sync.timeout_s)
             client = ZmqPolicyClient(
-                context, [runtime.endpoint(POLICY_SOCKET)], request_timeout_s=config.rollout.request_timeout_s
+                context, [runtime.endpoint(policy_socket(0))], request_timeout_s=config.rollout.request_timeout_s
             )
             stack.push_async_callback(client.close)
             yield client

@@ -15,7 +15,10 @@ from selfplay.models.machine import auto_dtype, has_gpu
 from selfplay.policy import PolicyServerConfig
 from selfplay.process import RuntimeDir
 
-POLICY_SOCKET = "policy.sock"
+
+def policy_socket(engine: int) -> str:
+    """The socket of policy server number ``engine``, in the runtime folder."""
+    return f"policy-{engine}.sock"
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,15 +42,17 @@ def plan_serving(config: Config, say: Callable[[str], None]) -> Serving:
     )  # fmt: skip
 
 
-def server_config(serving: Serving, config: Config, runtime: RuntimeDir, *, slots: int) -> PolicyServerConfig:
-    """What the policy server is told."""
+def server_config(
+    serving: Serving, config: Config, runtime: RuntimeDir, *, slots: int, engine: int = 0
+) -> PolicyServerConfig:
+    """What policy server number ``engine`` is told. Each samples with noise of its own."""
     policy = config.policy
     return PolicyServerConfig(
-        address=runtime.endpoint(POLICY_SOCKET), runtime_dir=str(runtime.path), model=str(serving.model.path),
+        address=runtime.endpoint(policy_socket(engine)), runtime_dir=str(runtime.path), model=str(serving.model.path),
         engine=serving.engine, dtype=serving.dtype, max_model_len=serving.max_model_len, max_live_adapters=slots,
         max_rank=engine_rank(config), targets=config.lora.targets, max_num_seqs=policy.max_num_seqs,
         kv_cache_mb=policy.kv_cache_mb, gpu_memory_utilization=policy.gpu_memory_utilization, threads=policy.threads,
-        seed=config.seed, sync_timeout_s=config.sync.timeout_s,
+        seed=(config.seed + engine) % 2**31, device_index=engine, sync_timeout_s=config.sync.timeout_s,
     )  # fmt: skip
 
 

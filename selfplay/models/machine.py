@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,14 @@ _BFLOAT16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 def has_gpu() -> bool:
     """Whether this machine has an NVIDIA driver."""
     return shutil.which("nvidia-smi") is not None
+
+
+def visible_gpus() -> list[str]:
+    """What ``CUDA_VISIBLE_DEVICES`` names, else the numbers of the NVIDIA devices of this machine."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return [name for name in named.split(",") if name.strip()]
+    return [str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*"))))]
 
 
 @cache

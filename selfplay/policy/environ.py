@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from selfplay.models.machine import has_gpu
+from selfplay.models.machine import has_gpu, visible_gpus
 from selfplay.policy.settings import PolicyServerConfig
 
 LOOPBACK = "127.0.0.1"
@@ -23,7 +23,7 @@ def engine_environment(config: PolicyServerConfig) -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         # Threads that spin while they wait slow everybody else on the machine down many times.
         "OMP_NUM_THREADS": str(config.threads), "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false",
-        **_eager_on_cpu(),
+        **_eager_on_cpu(), **_own_gpu(config.device_index),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"), "VLLM_LOGGING_COLOR": "0",
     }  # fmt: skip
 
@@ -31,6 +31,12 @@ def engine_environment(config: PolicyServerConfig) -> dict[str, str]:
 def _eager_on_cpu() -> dict[str, str]:
     """vLLM runs eagerly on a CPU, and yet compiles one helper of its sampler at the first request: half a minute for nothing."""
     return {} if has_gpu() else {"TORCHDYNAMO_DISABLE": "1"}
+
+
+def _own_gpu(index: int) -> dict[str, str]:
+    """Further engines take further GPUs; the first one sees what this process sees."""
+    gpus = visible_gpus() if index else []
+    return {"CUDA_VISIBLE_DEVICES": gpus[index % len(gpus)]} if gpus else {}
 
 
 def apply(config: PolicyServerConfig) -> None:

@@ -41,6 +41,8 @@ class PolicyServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     kv_cache_mb: Count = 512
     """KV cache of the engine on a CPU."""
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    device_index: Annotated[int, Meta(ge=0)] = 0
+    """On GPUs: which of those that are visible this server takes, counted round and round."""
     threads: Count = 1
     """CPU threads of the engine."""
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
