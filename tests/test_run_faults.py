@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -107,3 +108,22 @@ def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
     assert "Traceback" not in run.error_text()
     assert not still_alive(children)
     assert runtime_folders() <= before
+
+
+def test_a_sync_that_fails_is_said_and_survived(tmp_path: Path) -> None:
+    """The policy server stands still for longer than a sync may take: the old version serves on, the next try succeeds."""
+    run = Run(tmp_path, *LONG, "train.steps=6", "sync.timeout_s=1", "sync.retries=9")
+    run.until_step(2)
+    server = run.child("policy")
+    server.suspend()
+    try:
+        run.until(lambda text: "serves on; try 2 of 10 follows" in text)
+    finally:
+        server.resume()
+    assert run.wait() == 0, run.error_text()
+    assert {a: v[1] for a, v in run.result()["versions"].items()} == {"pro": 6, "con": 6}
+    assert "Traceback" not in run.error_text()
+    check_ledger(run)
+    rows = [json.loads(line) for line in (tmp_path / "runs/r/metrics.jsonl").read_text().splitlines()]
+    assert max(row[f"agents/{agent}/sync_tries"] for row in rows for agent in ("pro", "con")) > 1
+    assert max(row["staleness_max"] for row in rows) <= 1, "training waits for what it publishes"
