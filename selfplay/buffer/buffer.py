@@ -73,6 +73,7 @@ class EpisodeBuffer:
         self.num_refused_full = 0
         self.num_refused_too_big = 0
         self._held: dict[int, _Held] = {}
+        self._unready: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -86,6 +87,15 @@ class EpisodeBuffer:
     def seqs(self) -> tuple[int, ...]:
         """Sequence numbers held, in order."""
         return tuple(sorted(self._held))
+
+    @property
+    def num_unready(self) -> int:
+        """Episodes held that wait for their scores."""
+        return len(self._unready)
+
+    def unready(self) -> list[tuple[int, Episode]]:
+        """Those episodes, by sequence number."""
+        return [(seq, _decoder.decode(self._held[seq].data)) for seq in sorted(self._unready)]
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether an episode of ``num_bytes`` would be taken now."""
@@ -104,8 +114,8 @@ class EpisodeBuffer:
                 f"the buffer holds {len(self)} of {self.max_episodes} episodes and {self.num_bytes} of {self.max_bytes} bytes: no room for {num_bytes} more"
             )
 
-    def put(self, seq: int, data: bytes, episode: Episode) -> None:
-        """Store one episode whole. ``episode`` is what ``data`` decodes to.
+    def put(self, seq: int, data: bytes, episode: Episode, *, ready: bool = True) -> None:
+        """Store one episode whole. ``episode`` is what ``data`` decodes to. Not ``ready``: it is not taken before `make_ready`.
 
         Raises `BufferFull`, `EpisodeTooBig`, or ValueError for a sequence number that is already held.
         """
@@ -116,15 +126,30 @@ class EpisodeBuffer:
         oldest = {agent: low for agent, (low, _) in episode.versions().items() if agent in trained}
         self._held[seq] = _Held(seq=seq, data=data, episode_id=episode.episode_id, oldest=oldest)
         self.num_bytes += len(data)
+        if not ready:
+            self._unready.add(seq)
+
+    def make_ready(self, seq: int) -> bool:
+        """The episode may be taken from now on; False when it is not held any more."""
+        self._unready.discard(seq)
+        return seq in self._held
+
+    def discard(self, seq: int) -> bool:
+        """Remove one episode; False when it is not held any more."""
+        if seq not in self._held:
+            return False
+        self._remove(self._held[seq])
+        return True
 
     def take(self, n: int, current: Mapping[str, int]) -> list[Entry]:
         """Remove and return exactly ``n`` episodes: the stalest under ``current`` first, then the first that came.
 
-        Raises ValueError when fewer than ``n`` are held.
+        Raises ValueError when fewer than ``n`` are held and ready.
         """
-        if n > len(self):
-            raise ValueError(f"asked for {n} episodes, the buffer holds {len(self)}")
-        ranked = sorted(self._held.values(), key=lambda held: (-held.staleness(current), held.seq))
+        ready = [held for held in self._held.values() if held.seq not in self._unready]
+        if n > len(ready):
+            raise ValueError(f"asked for {n} episodes, the buffer holds {len(ready)} that are ready")
+        ranked = sorted(ready, key=lambda held: (-held.staleness(current), held.seq))
         return [self._release(held, current) for held in ranked[:n]]
 
     def drop_stale(self, current: Mapping[str, int], max_staleness: int) -> list[Stale]:
@@ -136,8 +161,12 @@ class EpisodeBuffer:
         return [Stale(seq=held.seq, episode_id=held.episode_id, staleness=age) for held, age in stale]
 
     def staleness(self, current: Mapping[str, int]) -> dict[int, int]:
-        """Sequence number → staleness of everything held."""
-        return {held.seq: held.staleness(current) for held in self._held.values()}
+        """Sequence number → staleness of everything that is ready."""
+        return {h.seq: h.staleness(current) for h in self._held.values() if h.seq not in self._unready}
+
+    def unready_staleness(self, current: Mapping[str, int]) -> list[int]:
+        """Staleness of what waits for its scores."""
+        return [self._held[seq].staleness(current) for seq in self._unready]
 
     def why_stuck(self, batch: int, num_due_in_flight: int = 0) -> str | None:
         """Why no step can ever start although the buffer is refusing episodes; None while it can.
@@ -161,4 +190,5 @@ class EpisodeBuffer:
 
     def _remove(self, held: _Held) -> None:
         del self._held[held.seq]
+        self._unready.discard(held.seq)
         self.num_bytes -= len(held.data)

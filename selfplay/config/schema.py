@@ -78,6 +78,24 @@ class AlgorithmConfig(_Section, frozen=True):
     ] = 2.0
 
 
+class ScorerConfig(_Section, frozen=True):
+    """One scorer: what it is, whom it asks, what its word weighs."""
+
+    kind: Annotated[
+        str, Meta(description="registered scorer: environment, legality, jury, process, teacher; empty: its name")
+    ] = ""
+    agent: Annotated[
+        str, Meta(description="whom it asks: base, agent@n, or a trained agent's current version; empty: base")
+    ] = ""
+    model: Annotated[str, Meta(description="another model that is served for it alone; empty: the run's own")] = ""
+    weight: Annotated[float, Meta(description="factor of what it says")] = 1.0
+    concurrency: Annotated[Count, Meta(description="episodes it scores at once")] = 8
+    timeout_s: Annotated[
+        Positive, Meta(description="longest for one episode; then the episode is dropped and counted")
+    ] = 120.0
+    options: Annotated[dict[str, Scalar], Meta(description="options of the scorer")] = {}
+
+
 class BufferConfig(_Section, frozen=True):
     """Whole episodes between generation and training."""
 
@@ -215,6 +233,9 @@ class Config(_Section, frozen=True):
     lora: LoraConfig = LoraConfig()
     train: TrainConfig = TrainConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    scorers: Annotated[
+        dict[str, ScorerConfig], Meta(description="scorer → settings; none set: the environment's reward alone")
+    ] = {}
     buffer: BufferConfig = BufferConfig()
     rollout: RolloutConfig = RolloutConfig()
     policy: PolicyConfig = PolicyConfig()

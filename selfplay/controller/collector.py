@@ -1,6 +1,6 @@
 """From the pool's results to the buffer: durable first, acknowledged after, and every attempt counted once.
 
-next_result ─► sound? ─► room? ─► episode log (one fsync for all that wait) ─► ledger, buffer ─► ack
+next_result ─► sound? ─► room? ─► episode log (one fsync for all that wait) ─► ledger, buffer, scorers ─► ack
                  └► dropped, by reason      failures ─► ledger (failed or void, by reason) ─► ack
 """
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from selfplay.controller.memory import Memory
 from selfplay.controller.report import Observer, RateMeter
+from selfplay.controller.scoring_stage import ScoringStage
 from selfplay.controller.waits import Waits
 from selfplay.errors import StalledError, WorkerError
 from selfplay.league import LeagueRecords
@@ -44,11 +45,12 @@ class Collector:
         batch: int,
         max_failures: int,
         waits: Waits,
+        scoring: ScoringStage,
         starved: Callable[[], bool],
     ) -> None:
         self._pool, self._log, self._league, self._memory, self._observer = pool, log, league, memory, observer
         self._reward_range, self._batch, self._max_failures = reward_range, batch, max_failures
-        self._waits, self._starved = waits, starved
+        self._waits, self._scoring, self._starved = waits, scoring, starved
         self._failures_in_a_row = 0
         self._unrecorded: list[Episode] = []
         self.meter = RateMeter()
@@ -87,7 +89,9 @@ class Collector:
         for seq, result in zip(seqs, group, strict=True):
             self._end_flight(result.match)
             self._memory.ledger.store(result.match.episode_id)
-            self._memory.buffer.put(seq, result.data, result.episode)
+            self._memory.buffer.put(seq, result.data, result.episode, ready=self._scoring.is_empty)
+            if not self._scoring.is_empty:
+                self._scoring.submit(seq, result.episode)
             self._unrecorded.append(result.episode)
             num_sampled = result.episode.num_tokens()[1]
             self.meter.add(num_sampled)

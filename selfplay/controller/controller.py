@@ -27,6 +27,7 @@ from selfplay.controller.collector import Collector
 from selfplay.controller.memory import Memory
 from selfplay.controller.publisher import Publisher, SyncReport
 from selfplay.controller.report import AgentStep, Observer, Status, StepReport, batch_figures, flat_metrics
+from selfplay.controller.scoring_stage import ScoringStage
 from selfplay.controller.trainer_link import TrainerLink
 from selfplay.controller.waits import Waits
 from selfplay.errors import RunError, StalledError
@@ -34,6 +35,7 @@ from selfplay.league import LeagueRecords, Matchmaker
 from selfplay.pool import PoolSupervisor
 from selfplay.scoring import Algorithm, action_counts, agents_with_signal, episode_segments
 from selfplay.scoring.packing import plan_micro_batches
+from selfplay.scoring.scored import Weighted, rewarded, with_teachers, with_turn_rewards
 from selfplay.store.checkpoints import Checkpoints
 from selfplay.store.episode_log import EpisodeLog
 from selfplay.store.metrics import MetricsLog
@@ -66,20 +68,22 @@ class Controller:
         observer: Observer,
         reward_range: tuple[float, float],
         find_fault: Callable[[], RunError | None],
+        waits: Waits,
+        scoring: ScoringStage,
     ) -> None:
         self._config, self._matchmaker, self._pool = config, matchmaker, pool
         self._metrics, self._checkpoints = metrics, checkpoints
         self._trainer, self._publisher, self._algorithm = trainer, publisher, algorithm
         self._memory, self._observer, self._find_fault = memory, observer, find_fault
-        self._waits = Waits()
+        self._waits, self._scoring = waits, scoring
         self._stopping = self._draining = False
         self._phase = "starting"
         self.last_report: StepReport | None = None
         self._syncs: dict[str, SyncReport] = {}
         self._collector = Collector(
             pool=pool, log=log, league=league, memory=memory, observer=observer, reward_range=reward_range,
-            batch=config.train.batch, max_failures=config.rollout.max_failures, waits=self._waits,
-            starved=lambda: self._phase == DRAINING or (self._phase == WAITING and not self._may_train()),
+            batch=config.train.batch, max_failures=config.rollout.max_failures, waits=waits,
+            scoring=scoring, starved=self._is_starved,
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -91,7 +95,10 @@ class Controller:
         """Train to the last step. Returns ``finished`` or ``interrupted``; raises `RunError`."""
         try:
             async with asyncio.TaskGroup() as group:
-                background = [group.create_task(t()) for t in (self._dispatch, self._collector.run, self._watch)]
+                background = [
+                    group.create_task(t())
+                    for t in (self._dispatch, self._collector.run, self._scoring.run, self._watch)
+                ]
                 outcome = await self._train()
                 for task in background:
                     task.cancel()
@@ -155,13 +162,20 @@ class Controller:
             in_flight_staleness=memory.in_flight_staleness(),
         )  # fmt: skip
 
+    def _is_starved(self) -> bool:
+        """Whether the loop waits for episodes that cannot come while the buffer takes none."""
+        if self._memory.buffer.num_unready:
+            return False  # what is being scored makes room when it is trained on
+        return self._phase == DRAINING or (self._phase == WAITING and not self._may_train())
+
     async def _step(self, waited_s: float) -> None:
         memory, config = self._memory, self._config
         start = time.monotonic()
         entries = memory.buffer.take(config.train.batch, memory.versions)
         memory.consume([e.seq for e in entries])
         episodes = [e.episode for e in entries]
-        segments = self._segments(episodes)
+        scores = [memory.scores.pop(e.seq, ()) for e in entries]
+        segments = self._segments(episodes, scores)
         staleness = [e.staleness for e in entries]
         self._phase = "training"
         agents = agents_with_signal(segments)
@@ -205,9 +219,14 @@ class Controller:
             await self._pool.cancel(match.episode_id)
         return len(old)
 
-    def _segments(self, episodes: list[Episode]) -> list[Segment]:
-        advantages = self._algorithm.advantages(episodes)
-        return [s for e, a in zip(episodes, advantages, strict=True) for s in episode_segments(e, a)]
+    def _segments(self, episodes: list[Episode], scores: list[Weighted]) -> list[Segment]:
+        """Episodes and what was said of them → token streams with advantages: all that the trainer sees."""
+        scored = [rewarded(e, s) for e, s in zip(episodes, scores, strict=True)]
+        out: list[Segment] = []
+        for episode, advantages, said in zip(scored, self._algorithm.advantages(scored), scores, strict=True):
+            credit = with_turn_rewards(episode, advantages, said)
+            out += with_teachers(episode_segments(episode, credit), said)
+        return out
 
     async def _train_step(self, agents: tuple[str, ...], segments: list[Segment]) -> list[StepDone]:
         if not agents:
@@ -234,7 +253,7 @@ class Controller:
             step=memory.step, num_steps=self._config.train.steps, elapsed_s=memory.elapsed_s,
             eta_s=memory.elapsed_here_s / done_here * (self._config.train.steps - memory.step),
             accounting=memory.ledger.check(waiting=len(memory.buffer)), buffer_episodes=len(memory.buffer), buffer_bytes=memory.buffer.num_bytes,
-            length_generated=memory.generated.figures(), length_trained=memory.trained.figures(),
+            scorers=self._scoring.figures(), length_generated=memory.generated.figures(), length_trained=memory.trained.figures(),
             episodes_per_s=episodes_per_s, sampled_tokens_per_s=tokens_per_s,
             agents={a: self._agent_step(a, a in moved, trained.get(a)) for a in sorted(memory.versions)},
             **figures,

@@ -9,6 +9,7 @@ import time
 
 from selfplay.buffer import EpisodeBuffer, Ledger
 from selfplay.controller.lengths import Lengths
+from selfplay.scoring.scored import Weighted
 from selfplay.store.adapters import AdapterStore
 from selfplay.store.episode_log import EpisodeLog
 from selfplay.store.state import Consumed, PendingMatch, ResumePlan, RunState, plan_resume
@@ -20,7 +21,10 @@ TOO_STALE = "too stale"
 class Memory:
     """Counts, versions, the buffer, and what is to be played again."""
 
-    def __init__(self, *, state: RunState, buffer: EpisodeBuffer, log: EpisodeLog, store: AdapterStore) -> None:
+    def __init__(
+        self, *, state: RunState, buffer: EpisodeBuffer, log: EpisodeLog, store: AdapterStore, scored: bool = False
+    ) -> None:
+        """``scored``: what is restored waits for its scores again."""
         plan = plan_resume(state, log.episodes(state.consumed_below), log.next_seq)
         self.buffer, self.ledger = buffer, Ledger(plan.ledger)
         self.step = self.published_step = self.first_step = state.step
@@ -30,6 +34,8 @@ class Memory:
         """Agent → version that is current on every engine."""
         self.began_with: dict[PendingMatch, dict[str, int]] = {}
         """What is being played → the versions that were current when it began."""
+        self.scores: dict[int, Weighted] = {}
+        """Number of an episode that waits → what its scorers said."""
         self.generated, self.trained = Lengths(), Lengths()
         """Sampled tokens of the episodes this process collected, and of those it trained on."""
         self.replays: list[PendingMatch] = list(plan.replay)
@@ -40,15 +46,15 @@ class Memory:
         self._log, self._store = log, store
         self._elapsed_before_s = state.counters.get("elapsed_s", 0.0)
         self._start = time.monotonic()
-        self._refill(plan)
+        self._refill(plan, scored)
 
-    def _refill(self, plan: ResumePlan) -> None:
+    def _refill(self, plan: ResumePlan, scored: bool) -> None:
         wanted = set(plan.buffer)
         if not wanted:
             return
         for seq, episode in self._log.episodes(min(wanted)):
             if seq in wanted:
-                self.buffer.put(seq, self._log.read(seq), episode)
+                self.buffer.put(seq, self._log.read(seq), episode, ready=not scored)
 
     @property
     def elapsed_s(self) -> float:
@@ -75,8 +81,9 @@ class Memory:
         return max(self.versions[agent], latest.version if latest else 0) + 1
 
     def in_flight_staleness(self) -> list[int]:
-        """For each episode in flight, how far behind the trainer its oldest turn may be."""
-        return [self._age(began) for began in self.began_with.values()]
+        """For each episode being played or scored, how far behind the trainer its oldest turn may be."""
+        being_scored = self.buffer.unready_staleness(self.versions)
+        return [self._age(began) for began in self.began_with.values()] + being_scored
 
     def consume(self, seqs: list[int]) -> None:
         """These episodes go into an optimizer step."""
@@ -87,9 +94,24 @@ class Memory:
         """Drop what waits and is too old to be trained on, counted; how many episodes."""
         stale = self.buffer.drop_stale(self.versions, max_staleness)
         if stale:
-            self._consumed.add([s.seq for s in stale])
-            self.ledger.evict(len(stale), TOO_STALE)
+            self._drop([s.seq for s in stale], TOO_STALE)
         return len(stale)
+
+    def score(self, seq: int, scores: Weighted) -> None:
+        """All scorers have answered: the episode may be trained on, unless it was dropped meanwhile."""
+        if self.buffer.make_ready(seq):
+            self.scores[seq] = scores
+
+    def discard(self, seq: int, reason: str) -> None:
+        """Drop one episode that waits, counted; one that is gone already was counted then."""
+        if self.buffer.discard(seq):
+            self._drop([seq], reason)
+
+    def _drop(self, seqs: list[int], reason: str) -> None:
+        self._consumed.add(seqs)
+        self.ledger.evict(len(seqs), reason)
+        for seq in seqs:
+            self.scores.pop(seq, None)
 
     def began_before(self, max_staleness: int) -> list[PendingMatch]:
         """What is being played and began on versions more than ``max_staleness`` behind."""

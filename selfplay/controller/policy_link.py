@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import zmq.asyncio
 
 from selfplay.agent import Message
+from selfplay.environment import JuryQuestion
 from selfplay.errors import EngineError, SyncError
 from selfplay.types import BASE, PolicyVersion
 from selfplay.wire.codec import Codec
@@ -17,6 +18,8 @@ from selfplay.wire.messages import (
     AbortInstall,
     BeginInstall,
     BucketHeader,
+    Choose,
+    Chosen,
     CommitInstall,
     Done,
     Flights,
@@ -24,6 +27,7 @@ from selfplay.wire.messages import (
     Hold,
     JoinWeights,
     MakeCurrent,
+    Pin,
     PolicyHello,
     PolicyInfo,
     Probe,
@@ -129,6 +133,14 @@ class PolicyLink:
             Scored, timeout_s,
         )  # fmt: skip
         return reply.logprobs
+
+    async def choose(self, agent: str, pin: Pin, question: JuryQuestion, timeout_s: float) -> dict[str, float]:
+        """Probability of each label of ``question`` under ``agent``."""
+        reply = await self._call(
+            lambda request: Choose(request=request, agent=agent, pin=pin, question=question, timeout_s=timeout_s),
+            Chosen, timeout_s + 1.0,
+        )  # fmt: skip
+        return reply.probabilities
 
     async def stats(self, timeout_s: float) -> dict[str, float]:
         reply = await self._call(lambda request: Stats(request=request), StatsResult, timeout_s)

@@ -73,6 +73,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled tokens per game, of all games this process collected: num, mean, p10, p50, p90."""
     length_trained: dict[str, float]
     """The same of the games it trained on: a rule that drops late games shows here."""
+    scorers: dict[str, dict[str, float]]
+    """Scorer → episodes scored, mean seconds for one, episodes that wait for it."""
     games_cancelled: int
     """Games that were given up because of this step's versions (``rollout.partial=cancel_group``)."""
     drained_s: float

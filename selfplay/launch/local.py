@@ -22,10 +22,13 @@ from selfplay.controller.memory import Memory
 from selfplay.controller.policy_link import PolicyLink
 from selfplay.controller.publisher import Manner, Publisher
 from selfplay.controller.report import Observer, RunSummary, StepReport
+from selfplay.controller.scoring_stage import ScoringStage, ServedModels
 from selfplay.controller.trainer_link import TrainerLink
+from selfplay.controller.waits import Waits
+from selfplay.errors import ConfigError
 from selfplay.launch.children import RunChildren
 from selfplay.launch.plan import PROBE_BOUND, RunPlan
-from selfplay.launch.serving import policy_socket, server_config
+from selfplay.launch.serving import judge_socket, policy_socket, server_config
 from selfplay.league import LeagueRecords
 from selfplay.pool import PoolConfig, PoolSupervisor
 from selfplay.process import RuntimeDir
@@ -78,7 +81,7 @@ class Session:
             )
         )  # fmt: skip
         buffer = EpisodeBuffer(max_episodes=config.buffer.max_episodes, max_bytes=config.buffer.max_bytes)
-        memory = Memory(state=self._state, buffer=buffer, log=log, store=self._store)
+        memory = Memory(state=self._state, buffer=buffer, log=log, store=self._store, scored=bool(plan.panel.scorers))
         if memory.num_restored:
             say(f"{memory.num_restored} episodes wait in the buffer, {len(memory.replays)} matches are played again")
         plan.algorithm.load_state(self._state.algorithm)
@@ -94,24 +97,65 @@ class Session:
 
         for i, policy in enumerate(policies):
             children.start_policy(server_config(plan.serving, config, runtime, slots=plan.slots, engine=i), policy)
+        judges = self._start_judges(runtime, context, stack, children)
         for rank in range(config.train.ranks):
             children.start_rank(self._rank_config(runtime, rank), trainer)
         children.watch()
         stack.push_async_callback(pool.close, POOL_GRACE_S)
         info = await self._start(pool, policies, trainer)
 
+        await self._check_judges(judges, info)
         publisher = self._publisher(runtime, trainer, policies, info)
         await self._publish_start(publisher, policies)
+        waits = Waits()
         controller = Controller(
             config=config, log=log, metrics=metrics,
             checkpoints=Checkpoints(self._run.checkpoints, keep=config.checkpoint.keep, say=say),
             matchmaker=plan.matchmaker, pool=pool, trainer=trainer, publisher=publisher, league=league,
             algorithm=plan.algorithm, memory=memory, observer=self._observer,
-            reward_range=plan.spec.reward_range, find_fault=children.fault,
+            reward_range=plan.spec.reward_range, find_fault=children.fault, waits=waits,
+            scoring=self._scoring(memory, waits, policies, judges),
         )  # fmt: skip
         async with _stopped_by_signals(controller):
             outcome = await controller.run()
         return self._summary(outcome, memory, info, controller.last_report)
+
+    # ── scorers ───────────────────────────────────────────────────────────────────────────────
+
+    def _start_judges(
+        self, runtime: RuntimeDir, context: zmq.asyncio.Context, stack: contextlib.AsyncExitStack, children: RunChildren
+    ) -> dict[str, PolicyLink]:
+        """A policy server for each scorer that asks another model."""
+        links = {}
+        for name, serving in self._plan.judges.items():
+            links[name] = PolicyLink(context, runtime.endpoint(judge_socket(name)))
+            stack.push_async_callback(links[name].close)
+            config = server_config(serving, self._plan.config, runtime, slots=1, socket=judge_socket(name))
+            children.start_policy(config, links[name])
+        return links
+
+    async def _check_judges(self, judges: dict[str, PolicyLink], info: PolicyInfo) -> None:
+        """A teacher of another model reads the policy's token ids: both must have the same tokenizer."""
+        for name, link in judges.items():
+            theirs = await link.ready(self._plan.config.policy.start_timeout_s)
+            if self._plan.panel.is_teacher(name) and theirs.probe_ids != info.probe_ids:
+                raise ConfigError(
+                    f"scorers.{name}.model={self._plan.judges[name].model.name} has another tokenizer than "
+                    f"{self._plan.serving.model.name}: a teacher must read the same token ids"
+                )
+
+    def _scoring(
+        self, memory: Memory, waits: Waits, policies: list[PolicyLink], judges: dict[str, PolicyLink]
+    ) -> ScoringStage:
+        config = self._plan.config
+        contexts = {
+            name: ServedModels([judges[name]] if name in judges else policies, memory.published, scorer.timeout_s)
+            for name, scorer in config.scorers.items()
+        }
+        return ScoringStage(
+            self._plan.panel, contexts, memory=memory, waits=waits, say=self._observer.event,
+            max_failures=config.rollout.max_failures,
+        )  # fmt: skip
 
     # ── starting ──────────────────────────────────────────────────────────────────────────────
 

@@ -9,18 +9,19 @@ from collections.abc import Callable
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from selfplay.config import Config
 from selfplay.config.derive import check_adapter_slots, check_config, resolve_transport
 from selfplay.controller.publisher import Transport
-from selfplay.errors import ConfigError
+from selfplay.errors import ConfigError, suggestion
 from selfplay.launch.serving import Serving, plan_serving, require_package
 from selfplay.league import Matchmaker
 from selfplay.models import ResolvedModel
 from selfplay.models.machine import has_gpu
 from selfplay.registry import AGENTS, EnvironmentSpec, describe, list_entries
-from selfplay.scoring import Algorithm, load_algorithm
-from selfplay.types import PolicyVersion
+from selfplay.scoring import Algorithm, Panel, load_algorithm, load_panel
+from selfplay.types import BASE, PolicyVersion
 
 PROBE_BOUND: dict[str, float] = {"float32": 0.02, "bfloat16": 0.15}
 """Mean |Δlogprob| between trainer and engine that is still rounding, by dtype of the base."""
@@ -40,6 +41,10 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     """Adapter versions the engine holds at once."""
     serving: Serving
+    panel: Panel
+    """The scorers."""
+    judges: dict[str, Serving]
+    """Scorer → the other model that is served for it."""
     transport: Transport
     train_dtype: Literal["float32", "bfloat16"]
     """Of the trainer's frozen base."""
@@ -55,17 +60,31 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
         say(f"environment {config.env} is {spec.id}")
     matchmaker = Matchmaker(spec, config, known_players=[e.id for e in list_entries(AGENTS)])
     require_package("torch", "train", "training")
-    trained, frozen = matchmaker.trained_agents, matchmaker.frozen_versions
+    panel = load_panel(config)
+    _check_scorers(config, matchmaker)
+    trained = matchmaker.trained_agents
+    frozen = tuple(sorted({*matchmaker.frozen_versions, *panel.teachers()}))
     slots = check_adapter_slots(config, num_trained=len(trained), num_frozen=len(frozen))
     transport = resolve_transport(config, has_gpu=has_gpu())
     serving = plan_serving(config, say)
     _check_targets(config, serving.model)
     return RunPlan(
         config=config, spec=spec, matchmaker=matchmaker, algorithm=algorithm, agents=trained, frozen=frozen, slots=slots,
-        serving=serving, transport=transport,
+        serving=serving, transport=transport, panel=panel,
+        judges={n: plan_serving(replace(config, model=s.model), say) for n, s in config.scorers.items() if s.model},
         train_dtype=serving.dtype if config.train.dtype == "auto" else config.train.dtype,
         max_move_tokens=config.rollout.max_tokens or spec.max_move_tokens,
     )  # fmt: skip
+
+
+def _check_scorers(config: Config, matchmaker: Matchmaker) -> None:
+    known = (BASE, *matchmaker.trained_agents)
+    for name, scorer in config.scorers.items():
+        agent = scorer.agent
+        if agent and "@" not in agent and agent not in known:
+            raise ConfigError(
+                f"scorers.{name}.agent={agent!r}: it must be base, agent@n, or a trained agent{suggestion(agent, known)}"
+            )
 
 
 def _check_targets(config: Config, model: ResolvedModel) -> None:

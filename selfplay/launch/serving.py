@@ -42,13 +42,18 @@ def plan_serving(config: Config, say: Callable[[str], None]) -> Serving:
     )  # fmt: skip
 
 
+def judge_socket(scorer: str) -> str:
+    """The socket of the policy server that serves another model for a scorer."""
+    return f"judge-{scorer}.sock"
+
+
 def server_config(
-    serving: Serving, config: Config, runtime: RuntimeDir, *, slots: int, engine: int = 0
+    serving: Serving, config: Config, runtime: RuntimeDir, *, slots: int, engine: int = 0, socket: str = ""
 ) -> PolicyServerConfig:
     """What policy server number ``engine`` is told. Each samples with noise of its own."""
     policy = config.policy
     return PolicyServerConfig(
-        address=runtime.endpoint(policy_socket(engine)), runtime_dir=str(runtime.path), model=str(serving.model.path),
+        address=runtime.endpoint(socket or policy_socket(engine)), runtime_dir=str(runtime.path), model=str(serving.model.path),
         engine=serving.engine, dtype=serving.dtype, max_model_len=serving.max_model_len, max_live_adapters=slots,
         max_rank=engine_rank(config), targets=config.lora.targets, max_num_seqs=policy.max_num_seqs,
         kv_cache_mb=policy.kv_cache_mb, gpu_memory_utilization=policy.gpu_memory_utilization, threads=policy.threads,
