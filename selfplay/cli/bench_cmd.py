@@ -27,7 +27,10 @@ BENCHES = {
     "sync": "publishing adapters while generation goes on",
     "train": "packed whole trajectories against the usual padded trainer",
     "pool": "what the environment pool costs per turn",
+    "async": "time and staleness of each mode, with an engine of set speed",
 }
+MODULES = {"async": "asynchrony"}
+"""Where the module has another name than the benchmark: async is a word of the language."""
 EXTRA_OF = {"torch": "train", "transformers": "train", "peft": "train", "vllm": "vllm-cpu", "psutil": "dev"}
 
 
@@ -36,7 +39,7 @@ EXTRA_OF = {"torch": "train", "transformers": "train", "peft": "train", "vllm": 
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per benchmark on stdout, nothing else there.")
 @click.option("--quick", is_flag=True, help="Small sizes, few repeats: shows that it runs, not how fast.")
 def command(name: str, as_json: bool, quick: bool) -> None:
-    """Measure speed on this machine: rollout, sync, train, pool, or all.
+    """Measure speed on this machine: rollout, sync, train, pool, async, or all.
 
     Every figure stands beside a reference that was measured in the same run.
     """
@@ -46,7 +49,7 @@ def command(name: str, as_json: bool, quick: bool) -> None:
     if name != "all" and name not in BENCHES:
         raise UnknownNameError("benchmark", name, [*BENCHES, "all", "list"])
     for bench in BENCHES if name == "all" else (name,):
-        show(measure(bench, f"selfplay.bench.{bench}", quick=quick), as_json=as_json)
+        show(measure(bench, f"selfplay.bench.{MODULES.get(bench, bench)}", quick=quick), as_json=as_json)
 
 
 def measure(bench: str, module: str, *, quick: bool) -> Report:
