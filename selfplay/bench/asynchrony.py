@@ -47,14 +47,16 @@ class Size(msgspec.Struct, frozen=True, kw_only=True):
     """How much is measured."""
 
     steps: int
+    pair_s: float
+    """Seconds that playing a batch takes in the comparison of depths, and training on it likewise."""
     batch_s: float
-    """Seconds that playing a batch takes when all its games are short."""
+    """The same for the modes, where one game in eight takes six times as long."""
     modes: tuple[str, ...]
     repeats: int
 
 
-FULL = Size(steps=12, batch_s=0.6, modes=tuple(MODES), repeats=3)
-QUICK = Size(steps=4, batch_s=0.3, modes=("synchronous", "token"), repeats=1)
+FULL = Size(steps=8, pair_s=0.8, batch_s=0.4, modes=tuple(MODES), repeats=2)
+QUICK = Size(steps=4, pair_s=0.4, batch_s=0.3, modes=("synchronous", "token"), repeats=1)
 
 
 def run(quick: bool = False) -> list[Row]:
@@ -65,9 +67,9 @@ def run(quick: bool = False) -> list[Row]:
 async def _measure(size: Size) -> list[Row]:
     ratios, speeds = [], []
     for _ in range(size.repeats):
-        playing_s = statistics.median(r.wait_s for r in (await _run(size, "synchronous", 0.0, rare=0))[1:])
-        taking_turns = await _run(size, "synchronous", playing_s, rare=0)
-        overlapped = await _run(size, "double_buffer", playing_s, rare=0)
+        playing_s = statistics.median(r.wait_s for r in (await _run(size, "synchronous", 0.0, size.pair_s))[1:])
+        taking_turns = await _run(size, "synchronous", playing_s, size.pair_s)
+        overlapped = await _run(size, "double_buffer", playing_s, size.pair_s)
         ratios.append(_s_per_step(taking_turns) / _s_per_step(overlapped))
         speeds.append(BATCH / _s_per_step(overlapped))
     rows = [
@@ -76,7 +78,7 @@ async def _measure(size: Size) -> list[Row]:
             reference="buffer.depth=0, the same games and steps", repeats=size.repeats,
         )
     ]  # fmt: skip
-    runs = {mode: await _run(size, mode, size.batch_s, rare=8) for mode in size.modes}
+    runs = {mode: await _run(size, mode, size.batch_s, size.batch_s, rare=8) for mode in size.modes}
     whole = runs["synchronous"]
     for mode, reports in runs.items():
         rows += _rows(mode, reports, whole)
@@ -100,7 +102,8 @@ def _rows(mode: str, reports: list[StepReport], whole: list[StepReport]) -> list
     ]  # fmt: skip
 
 
-async def _run(size: Size, mode: str, step_s: float, *, rare: int) -> list[StepReport]:
+async def _run(size: Size, mode: str, step_s: float, batch_s: float, *, rare: int = 0) -> list[StepReport]:
+    """The reports of a run whose training step takes ``step_s`` and whose batch of short games ``batch_s``."""
     config = load_config(
         None,
         [
@@ -109,7 +112,7 @@ async def _run(size: Size, mode: str, step_s: float, *, rare: int) -> list[StepR
         ],
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="bench-async-") as place:
-        return await run_at_speed(config, Path(place), step_s=step_s, tokens_per_s=TURNS * TOKENS / size.batch_s)
+        return await run_at_speed(config, Path(place), step_s=step_s, tokens_per_s=TURNS * TOKENS / batch_s)
 
 
 def _s_per_step(reports: list[StepReport]) -> float:
