@@ -6,6 +6,8 @@
     memory_vs_file                trainer's tensors → first token of the new version: in memory against by disk
     usable_memory_vs_file         trainer's tensors → requests may name the new version, likewise
     publish_ROUTE_p50, _p99       tensors → first token by each transport and by disk, engine idle
+    usable_ROUTE_p50, _p99        tensors → requests may name the new version: the whole of a sync
+    pause_ROUTE_p50, _p99         of that, how long the engine's own loop stood still
     first_token_alone             the same token from a version that is long there: what no route can go below, and with
                                   ``ratio``, how far memory_vs_file could rise at most on this machine
 
@@ -144,10 +146,12 @@ async def _idle(site: Site, size: Size) -> list[Row]:
             reference="save, fsync, vLLM's disk loader", repeats=size.publications,
         )
     )  # fmt: skip
-    for name, times in first.items():
-        p50, p99 = percentiles(times)
-        rows.append(Row(name=f"publish_{name}_p50", value=p50, unit="ms", repeats=len(times)))
-        rows.append(Row(name=f"publish_{name}_p99", value=p99, unit="ms", repeats=len(times)))
+    pause = {name: [t.pause_ms for t in times] for name, times in taken.items()}
+    for what, by_route in (("publish", first), ("usable", usable), ("pause", pause)):
+        for name, times in by_route.items():
+            p50, p99 = percentiles(times)
+            rows.append(Row(name=f"{what}_{name}_p50", value=p50, unit="ms", repeats=len(times)))
+            rows.append(Row(name=f"{what}_{name}_p99", value=p99, unit="ms", repeats=len(times)))
     return rows
 
 
