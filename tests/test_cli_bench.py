@@ -39,7 +39,13 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "list"]) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["rollout", "sync", "train", "pool", "async"]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
+        "rollout",
+        "sync",
+        "train",
+        "pool",
+        "async",
+    ]
 
 
 @pytest.mark.parametrize("name", bench_cmd.BENCHES)
