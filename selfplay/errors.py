@@ -48,11 +48,16 @@ class UnknownNameError(UserError):
         super().__init__(f"unknown {kind} {name!r}{suggestion(name, known)}")
 
 
+def install_command(extra: str) -> str:
+    """How to add an extra. By path: the name on the public index belongs to another project."""
+    return f"pip install -e '.[{extra}]'  in selfplay's folder"
+
+
 class MissingExtraError(UserError):
     """A feature needs packages of an extra that is not installed."""
 
     def __init__(self, feature: str, extra: str, missing: str, command: str = "") -> None:
-        command = command or f"pip install 'selfplay[{extra}]'"
+        command = command or install_command(extra)
         super().__init__(f"{feature} needs the package {missing!r}: install it with  {command}")
 
 

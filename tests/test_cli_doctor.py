@@ -87,7 +87,7 @@ def test_without_torch_training_cannot_run_and_the_extra_is_named() -> None:
         f.name: f for f in [*doctor_cmd._packages(), *doctor_cmd._would_run(Probe(error="No module named 'torch'"), [])]
     }
     assert found["torch"].status == "fault"
-    assert found["torch"].remedy == "pip install 'selfplay[train]'"
+    assert found["torch"].remedy == "pip install -e '.[train]'  in selfplay's folder"
     assert found["engine"].status == "fault"
     assert found["vllm"].status == "missing"
 

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import click
 import pytest
 
 from selfplay.cli.main import main, run
+from selfplay.cli.options import FiniteRange
 from selfplay.errors import EnvironmentFault, IllegalMove, MissingExtraError, StoreError, UnknownNameError, UserError
 
 COMMANDS = ("train", "resume", "play", "env", "runs", "bench", "doctor")
@@ -79,7 +81,7 @@ def test_a_mistake_is_one_line_and_exit_2(arguments: list[str], line: str, capsy
         (
             MissingExtraError("x", "envs", "y"),
             2,
-            "selfplay: x needs the package 'y': install it with  pip install 'selfplay[envs]'",
+            "selfplay: x needs the package 'y': install it with  pip install -e '.[envs]'  in selfplay's folder",
         ),
         (StoreError("disk full"), 1, "selfplay: disk full"),
         (KeyboardInterrupt(), 130, "selfplay: interrupted"),
@@ -143,3 +145,29 @@ def test_ctrl_c_is_130_and_one_line() -> None:
     os.kill(child.pid, signal.SIGINT)
     _, err = child.communicate(timeout=30)
     assert (child.returncode, err.decode().strip()) == (130, "selfplay: interrupted")
+
+
+@pytest.mark.parametrize("command", [("env", "list"), ("--version",), ("play", "nim-v0", "--json")])
+def test_output_that_cannot_be_written_is_one_line(command: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "selfplay.cli.main", *command],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "selfplay: cannot write its output: No space left on device\n"
+
+
+def test_closed_standard_output_is_output_to_nowhere() -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m selfplay.cli.main env list >&-"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_number_option_refuses_nan() -> None:
+    with pytest.raises(click.BadParameter, match="not a finite number"):
+        FiniteRange(0.0, 1.0).convert("nan", None, None)

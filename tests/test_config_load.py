@@ -86,6 +86,7 @@ def test_a_table_as_a_value_is_merged() -> None:
         ("env_params.when=1999-01-01", r"env_params.when: expected `bool \| int \| float \| str`, got `date`"),
         ("env_params.x=[1]", "env_params.x: expected .*, got a list"),
         ('seats.pro.options."a b"=[1]', 'seats.pro.options."a b": expected'),
+        ("env_params.motion=" + "x" * 9000, "env_params.motion: a text of 9,000 characters; at most 8,192 are allowed"),
         ("env_params.big=99999999999999999999999", "env_params.big: the integer does not fit in 64 bits"),
         ("seed=-1", "seed: expected `int` >= 0"),
         ("env=1", "env: expected `str`, got `int`"),

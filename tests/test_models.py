@@ -95,6 +95,21 @@ def cut_off(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(data[:-100])
 
 
+def malformed_header(fields: dict[str, Any]) -> Callable[[Path], None]:
+    """The first tensor's header entry with ``fields`` in the place of its own."""
+
+    def change(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        data = path.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:end])
+        next(entry for name, entry in header.items() if name != "__metadata__").update(fields)
+        text = json.dumps(header).encode()
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+    return change
+
+
 def no_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
 
@@ -110,8 +125,11 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "pickled weights only": (pickle_only, "holds pickled weights only.*convert them to safetensors"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), r"holds no \*\.safetensors"),
     "weights cut off": (cut_off, "cut off or damaged"),
-    "weights not safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x04" * 40), "is not a safetensors file"),
-    "weights empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "is not a safetensors file"),
+    "weights not safetensors": (lambda f: (f / "model.safetensors").write_bytes(b"\x80\x04" * 40), "is not a whole safetensors file"),
+    "header entry malformed": (malformed_header({"shape": 7}), "malformed"),
+    "header offsets malformed": (malformed_header({"data_offsets": [0]}), "malformed"),
+    "index that names lists": (lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": ["x"]}}'), "no usable weight_map"),
+    "weights empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "is not a whole safetensors file"),
     "index out of the folder": (lambda f: (f / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../x"}}'), "no usable weight_map"),
     "no tokenizer": (no_tokenizer, "has no tokenizer"),
     "no chat template": (lambda f: edit(f / "tokenizer_config.json", chat_template=None), "no chat template"),

@@ -256,3 +256,17 @@ def test_the_key_is_in_no_object(start: Start) -> None:
     with pytest.raises(EngineError) as caught:
         complete(api)
     assert KEY not in repr(vars(api)) + repr(caught.value) + str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("key", ["a\rb", "ключ", "a\x00b"])
+def test_a_key_that_cannot_be_sent_is_refused_unseen(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setattr("selfplay.play.chat_api.os.environ", {"SELFPLAY_API_KEY": key})
+    with pytest.raises(ConfigError, match="SELFPLAY_API_KEY holds characters") as caught:
+        ChatApi("http://127.0.0.1:9/v1", "m")
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize("base", ["http://127.0.0.1:99999/", "http://[::1/v1", "http://host\n/v1", "ftp://host/v1"])
+def test_an_address_that_is_none_is_refused(base: str) -> None:
+    with pytest.raises(ConfigError, match="API address"):
+        ChatApi(base, "m")

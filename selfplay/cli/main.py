@@ -8,6 +8,7 @@ or asked for its help, so that nothing heavy is loaded to print a list of comman
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import sys
@@ -20,6 +21,7 @@ import click
 from selfplay.errors import EXIT_FAULT, EXIT_OK, EXIT_USER, EnvironmentFault, RunError, UserError, suggestion
 
 EXIT_INTERRUPTED = 130
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO, errno.EBADF)
 EXIT_PIPE_CLOSED = 141
 """What a shell reports for a program that SIGPIPE ended."""
 
@@ -102,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(group: click.Group, argv: Sequence[str]) -> int:
     """Run a command of ``group``; errors end here and become an exit code and, on standard error, a line."""
     try:
+        _require_output()
         result = _invoke(group, list(argv))
         sys.stdout.flush()
         return result if isinstance(result, int) else EXIT_OK
@@ -124,6 +127,11 @@ def run(group: click.Group, argv: Sequence[str]) -> int:
             raise
         _forget_output()
         return EXIT_PIPE_CLOSED
+    except OSError as e:
+        if e.errno not in _OUTPUT_ERRORS or e.filename is not None:
+            raise  # files are written through the store, which names them; what has no name is a stream
+        _forget_output()
+        return _complain(f"selfplay: cannot write its output: {e.strerror}", EXIT_FAULT)
 
 
 def _invoke(group: click.Group, argv: list[str]) -> object:
@@ -131,6 +139,12 @@ def _invoke(group: click.Group, argv: list[str]) -> object:
     not look like a reader that has left."""
     with group.make_context("selfplay", argv) as context:
         return group.invoke(context)
+
+
+def _require_output() -> None:
+    """Standard output closed by the caller is treated as sent to nowhere: a command's work does not depend on it."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  lives as long as the process
 
 
 def _complain(message: str, code: int) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 import click
 import msgspec
 
+from selfplay.cli.options import FiniteRange
 from selfplay.config.load import parse_override
 from selfplay.errors import ConfigError, UserError
 
@@ -92,9 +93,7 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--model", default=None, help=f"Base model of model players.  [default: that of --run, or {DEFAULT_MODEL}]"
 )
-@click.option(
-    "--temperature", default=1.0, show_default=True, type=click.FloatRange(0.01, 10.0), help="Of model players."
-)
+@click.option("--temperature", default=1.0, show_default=True, type=FiniteRange(0.01, 10.0), help="Of model players.")
 @click.option("--show-private", is_flag=True, help="Show what each seat sees, and full answers.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")
 def command(**asked: Any) -> None:

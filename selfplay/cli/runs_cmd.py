@@ -8,6 +8,7 @@ shown with hidden characters escaped.
 from __future__ import annotations
 
 import contextlib
+import datetime
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 import click
 
+from selfplay.cli.output import console_for_lines
 from selfplay.errors import StoreError, UserError, suggestion
 from selfplay.store.atomic import store_errors
 from selfplay.store.checkpoints import Checkpoints
@@ -143,16 +145,16 @@ def _under(last: Row, prefix: str) -> Row:
 
 
 def _print_table(columns: list[str], rows: list[Row]) -> None:
-    from rich.console import Console  # not at the top: --help needs no table
-    from rich.table import Table
+    from rich.table import Table  # not at the top: --help needs no table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column == "step" else "left")
+        # A row is a line, whatever the terminal's width: names are there to be copied, lines to be searched.
+        table.add_column(column, no_wrap=True, overflow="ignore", justify="right" if column == "step" else "left")
     for row in rows:
-        table.add_row(*(Text(safe_text(str(row[column]))) for column in columns))
-    Console(soft_wrap=False).print(table)
+        table.add_row(*(Text(safe_text(_shown(row[column], column))) for column in columns))
+    console_for_lines(always=True).print(table)
 
 
 def _describe(facts: Row) -> str:
@@ -172,12 +174,21 @@ def _describe(facts: Row) -> str:
 def _pairs(values: Mapping[str, Any]) -> list[str]:
     width = max(map(len, values), default=0)
     return [
-        f"  {safe_text(k):<{width}}  {safe_text(_shown(v))}" for k, v in values.items() if v is not None and v != ""
+        f"  {safe_text(k):<{width}}  {safe_text(_shown(v, k))}" for k, v in values.items() if v is not None and v != ""
     ]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, name: str) -> str:
+    """A value for people: moments as date and time of this machine, numbers with six digits."""
+    if name == "created":
+        return _moment(datetime.datetime.fromisoformat(value))
+    if name == "time":
+        return _moment(datetime.datetime.fromtimestamp(value, datetime.UTC))
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _moment(when: datetime.datetime) -> str:
+    return f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
 
 
 @contextlib.contextmanager

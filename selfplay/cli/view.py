@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from selfplay.cli.output import console_for_lines
 from selfplay.controller.report import RunSummary, Status, StepReport
 
 REFRESH_PER_S = 4
@@ -164,7 +165,7 @@ def open_view(title: str, *, json: bool) -> PlainView | LiveView:
 
 def print_summary(summary: RunSummary, console: Console | None = None) -> None:
     """The short table at the end: what was played, what moved, where it is."""
-    console = console or Console()
+    console = console or console_for_lines()
     table = Table(title=f"run {summary.outcome}", title_justify="left", show_header=False, box=None, padding=(0, 2))
     table.add_row("played", summary.accounting.equation())
     table.add_row(

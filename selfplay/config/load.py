@@ -21,6 +21,9 @@ from selfplay.errors import ConfigError, suggestion
 Tree = dict[str, Any]
 _KEY_PART = re.compile(r'\s*(?:"([^"\\]*)"|([A-Za-z0-9_@-]+))\s*(\.|\Z)')
 
+MAX_TEXT = 8192
+"""Characters of one setting: settings travel on command lines of child processes."""
+
 
 def load_config(
     path: str | Path | None, overrides: Sequence[str] = (), defaults: Mapping[str, Any] | None = None
@@ -160,6 +163,8 @@ def _check_values(value: Any, key: str) -> None:
 
 
 def _check_text(text: str, key: str) -> None:
+    if len(text) > MAX_TEXT:
+        raise ConfigError(f"{key[:80]}: a text of {len(text):,} characters; at most {MAX_TEXT:,} are allowed")
     if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
         raise ConfigError(f"{key}: {text!r} is not valid text")
 

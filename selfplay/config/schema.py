@@ -216,6 +216,17 @@ class CheckpointConfig(_Section, frozen=True):
     keep: Annotated[Count, Meta(description="checkpoints kept")] = 2
 
 
+class LaunchConfig(_Section, frozen=True):
+    """Who starts the processes of a run."""
+
+    orchestration: Annotated[
+        Literal["local", "ray"],
+        Meta(description="local: child processes of the controller; ray: actors in a placement group on its host"),
+    ] = "local"
+    ray_address: Annotated[str, Meta(description="ray cluster to join, for example auto; empty: start one here")] = ""
+    start_timeout_s: Annotated[Positive, Meta(description="longest the cluster may take to find room")] = 60.0
+
+
 class Config(_Section, frozen=True):
     """One training run."""
 
@@ -242,3 +253,4 @@ class Config(_Section, frozen=True):
     sync: SyncConfig = SyncConfig()
     jury: JuryConfig = JuryConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    launch: LaunchConfig = LaunchConfig()

@@ -11,7 +11,7 @@ import msgspec
 from selfplay.controller.policy_link import PolicyLink
 from selfplay.controller.trainer_link import TrainerLink
 from selfplay.errors import EngineError, RunError, TrainerError
-from selfplay.process import Child, spawn
+from selfplay.launch.launchers import Handle, Kind, Launcher
 
 WATCH_EVERY_S = 0.1
 GRACE_S = 10.0
@@ -20,21 +20,21 @@ GRACE_S = 10.0
 class RunChildren:
     """Starts children and tells the links when one died, so that no call waits for the dead."""
 
-    def __init__(self, logs: Path) -> None:
-        self._logs = logs
-        self._policies: list[tuple[Child, PolicyLink]] = []
-        self._ranks: list[tuple[Child, TrainerLink]] = []
+    def __init__(self, logs: Path, launcher: Launcher) -> None:
+        self._logs, self._launcher = logs, launcher
+        self._policies: list[tuple[Handle, PolicyLink]] = []
+        self._ranks: list[tuple[Handle, TrainerLink]] = []
         self._fault: RunError | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     def start_policy(self, config: msgspec.Struct, link: PolicyLink) -> None:
         """Start a policy server that ``link`` speaks to."""
-        child = self._spawn(f"policy-{len(self._policies)}", "selfplay.policy.server", config)
+        child = self._start("policy", f"policy-{len(self._policies)}", "selfplay.policy.server", config)
         self._policies.append((child, link))
 
     def start_rank(self, config: msgspec.Struct, link: TrainerLink) -> None:
         """Start one trainer rank."""
-        child = self._spawn(f"trainer-{len(self._ranks)}", "selfplay.training.rank", config)
+        child = self._start("rank", f"trainer-{len(self._ranks)}", "selfplay.training.rank", config)
         self._ranks.append((child, link))
 
     def watch(self) -> None:
@@ -58,8 +58,9 @@ class RunChildren:
         children = [c for c, _ in (*self._policies, *self._ranks)]
         await asyncio.gather(*(asyncio.to_thread(c.stop, GRACE_S) for c in children))
 
-    def _spawn(self, name: str, module: str, config: msgspec.Struct) -> Child:
-        return spawn(name, module, msgspec.json.encode(config).decode(), log=self._logs / f"{name}.log")
+    def _start(self, kind: Kind, name: str, module: str, config: msgspec.Struct) -> Handle:
+        argument = msgspec.json.encode(config).decode()
+        return self._launcher.start(kind, name, module, argument, log=self._logs / f"{name}.log")
 
     async def _watch(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""The local launcher: a run as plain child processes of this one, nothing to install or start beforehand.
+"""A run's processes around one controller: started, tied together, and gone when it ends.
 
 plan (checked, nothing started) ─► run folder ─► policy server, trainer ranks, environment workers ─► Controller
                                                                                           │
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import AsyncIterator
+from functools import partial
 
 import zmq.asyncio
 
@@ -27,6 +28,7 @@ from selfplay.controller.trainer_link import TrainerLink
 from selfplay.controller.waits import Waits
 from selfplay.errors import ConfigError
 from selfplay.launch.children import RunChildren
+from selfplay.launch.launchers import open_launcher, worker_launch
 from selfplay.launch.plan import PROBE_BOUND, RunPlan
 from selfplay.launch.serving import judge_socket, policy_socket, server_config
 from selfplay.league import LeagueRecords
@@ -91,9 +93,12 @@ class Session:
             stack.push_async_callback(policy.close)
         trainer = TrainerLink(context, runtime.endpoint(TRAINER_SOCKET), config.train.ranks)
         stack.push_async_callback(trainer.close)
-        children = RunChildren(self._run.logs)
+        launcher = stack.enter_context(open_launcher(config, device=plan.serving.device, num_engines=1))
+        children = RunChildren(self._run.logs, launcher)
         stack.push_async_callback(children.close)
-        pool = PoolSupervisor(self._pool_config(runtime), runtime=runtime, log_dir=self._run.logs)
+        pool = PoolSupervisor(
+            self._pool_config(runtime), runtime=runtime, log_dir=self._run.logs, launch=partial(worker_launch, launcher)
+        )
 
         for i, policy in enumerate(policies):
             children.start_policy(server_config(plan.serving, config, runtime, slots=plan.slots, engine=i), policy)

@@ -15,6 +15,7 @@ from selfplay.config import Config
 from selfplay.config.derive import check_adapter_slots, check_config, resolve_transport
 from selfplay.controller.publisher import Transport
 from selfplay.errors import ConfigError, suggestion
+from selfplay.launch.launchers import check_launcher
 from selfplay.launch.serving import Serving, plan_serving, require_package
 from selfplay.league import Matchmaker
 from selfplay.models import ResolvedModel
@@ -60,6 +61,7 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
         say(f"environment {config.env} is {spec.id}")
     matchmaker = Matchmaker(spec, config, known_players=[e.id for e in list_entries(AGENTS)])
     require_package("torch", "train", "training")
+    check_launcher(config)
     panel = load_panel(config)
     _check_scorers(config, matchmaker)
     trained = matchmaker.trained_agents

@@ -14,6 +14,7 @@ from selfplay.config import Config
 from selfplay.controller.policy_link import PolicyLink
 from selfplay.errors import UserError
 from selfplay.launch.children import RunChildren
+from selfplay.launch.launchers import LocalLauncher
 from selfplay.launch.serving import plan_serving, policy_socket, server_config
 from selfplay.pool.policy_client import ZmqPolicyClient
 from selfplay.process import RuntimeDir
@@ -39,7 +40,7 @@ async def open_policy(
         async with contextlib.AsyncExitStack() as stack:
             link = PolicyLink(context, runtime.endpoint(policy_socket(0)))
             stack.push_async_callback(link.close)
-            children = RunChildren(runtime.file(LOGS))
+            children = RunChildren(runtime.file(LOGS), LocalLauncher())
             stack.push_async_callback(children.close)
             children.start_policy(server_config(serving, config, runtime, slots=max(1, len(versions))), link)
             children.watch()

@@ -7,7 +7,6 @@ safetensors only, and nothing in the folder is ever executed.
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +14,11 @@ import msgspec
 
 from selfplay.errors import UserError
 from selfplay.models.cache import cached_digest
+from selfplay.models.tensor_header import HeaderError, read_tensor_header
 
 Kind = Literal["local", "tiny", "smollm2", "hub"]
 
 MAX_JSON_BYTES = 64 << 20
-MAX_HEADER_BYTES = 100 << 20
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _NOT_LORA = {"embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out"}
@@ -81,9 +80,10 @@ def weight_files(path: Path, name: str) -> tuple[Path, ...]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         mapping = read_json(index, name).get("weight_map")
-        files = sorted(set(mapping.values())) if isinstance(mapping, dict) else []
-        if not files or not all(isinstance(f, str) and Path(f).name == f for f in files):
+        named = list(mapping.values()) if isinstance(mapping, dict) else []
+        if not named or not all(isinstance(f, str) and Path(f).name == f for f in named):
             raise UserError(f"model {name!r}: {index} has no usable weight_map")
+        files = sorted(set(named))
     else:
         files = sorted(p.name for p in path.glob("*.safetensors"))
     missing = [f for f in files if not (path / f).is_file()]
@@ -127,34 +127,17 @@ def _check_tokenizer(path: Path, name: str) -> None:
 def _linear_names(weights: tuple[Path, ...], name: str) -> tuple[str, ...]:
     found: set[str] = set()
     for path in weights:
-        for tensor, entry in _safetensors_header(path, name).items():
-            parts = tensor.split(".")
-            if len(entry.get("shape", ())) == 2 and len(parts) > 2 and parts[-1] == "weight":
+        try:
+            tensors = read_tensor_header(path).tensors
+        except OSError as e:
+            raise UserError(f"model {name!r}: cannot read {path}: {e.strerror}") from e
+        except HeaderError as e:
+            raise UserError(f"model {name!r}: {path} is not a whole safetensors file: {e}") from None
+        for tensor in tensors:
+            parts = tensor.name.split(".")
+            if len(tensor.shape) == 2 and len(parts) > 2 and parts[-1] == "weight":
                 found.add(parts[-2])
     return tuple(sorted(found - _NOT_LORA))
-
-
-def _safetensors_header(path: Path, name: str) -> dict[str, Any]:
-    try:
-        with path.open("rb") as f:
-            size = path.stat().st_size
-            length = struct.unpack("<Q", f.read(8).ljust(8, b"\0"))[0]
-            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-                raise UserError(
-                    f"model {name!r}: {path} is not a safetensors file (header of {length} in {size} bytes)"
-                )
-            header = json.loads(f.read(length))
-    except OSError as e:
-        raise UserError(f"model {name!r}: cannot read {path}: {e.strerror}") from e
-    except (ValueError, RecursionError) as e:
-        raise UserError(f"model {name!r}: {path} is not a safetensors file: {e}") from None
-    tensors = {k: v for k, v in header.items() if k != "__metadata__"} if isinstance(header, dict) else {}
-    if not tensors or not all(isinstance(v, dict) for v in tensors.values()):
-        raise UserError(f"model {name!r}: {path} holds no tensors")
-    end = max(v.get("data_offsets", (0, 0))[1] for v in tensors.values())
-    if end != size - 8 - length:
-        raise UserError(f"model {name!r}: {path} is cut off or damaged: {size - 8 - length} of {end} bytes of tensors")
-    return tensors
 
 
 def _size(config: dict[str, Any], keys: tuple[str, ...], path: Path, name: str) -> int:

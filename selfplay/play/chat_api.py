@@ -19,6 +19,7 @@ import msgspec
 
 from selfplay.agent import Message
 from selfplay.errors import ConfigError, EngineError
+from selfplay.play.text import printable
 from selfplay.play.threads import in_thread
 
 KEY_VARIABLE = "SELFPLAY_API_KEY"
@@ -75,8 +76,12 @@ class ChatApi:
     def __init__(
         self, base: str, model: str, *, timeout_s: float = 60.0, retries: int = 3, backoff_s: float = 0.5
     ) -> None:
-        url = urlsplit(base)
-        if url.scheme not in ("http", "https") or not url.hostname:
+        try:
+            url = urlsplit(base)
+            port = url.port
+        except ValueError as e:
+            raise ConfigError(f"API address {base!r} is not valid: {e}") from None
+        if url.scheme not in ("http", "https") or not url.hostname or not base.isprintable():
             raise ConfigError(f"API address {base!r} is not of the form https://host/v1")
         if url.username or url.password:
             raise ConfigError(
@@ -84,7 +89,8 @@ class ChatApi:
             )
         if not model:
             raise ConfigError(f"no model name was given for the API at {base}")
-        self._secure, self._host, self._port = url.scheme == "https", url.hostname, url.port
+        api_key()  # a key that cannot be sent is said before anything is played
+        self._secure, self._host, self._port = url.scheme == "https", url.hostname, port
         self._path = url.path.rstrip("/") + "/chat/completions"
         self.model = model
         self._timeout_s, self._retries, self._backoff_s = timeout_s, retries, backoff_s
@@ -107,7 +113,8 @@ class ChatApi:
         try:
             status, reply = await in_thread(exchange.run)
         except (OSError, http.client.HTTPException) as e:
-            raise _Retry(f"{type(e).__name__}: {e}") from None
+            # What a server said may be anything: one printable line, and not all of it.
+            raise _Retry(" ".join(printable(f"{type(e).__name__}: {e}"[:200]).split())) from None
         finally:
             exchange.abort()
         if status in _RETRIED:
@@ -135,7 +142,7 @@ class _Exchange:
     def run(self) -> tuple[int, bytes]:
         """(status, reply), of the reply at most one byte over the limit."""
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if key := os.environ.get(KEY_VARIABLE):
+        if key := api_key():
             headers["Authorization"] = f"Bearer {key}"
         with contextlib.closing(self._connection) as connection:
             connection.connect()
@@ -152,6 +159,16 @@ class _Exchange:
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
+
+
+def api_key() -> str:
+    """The key from SELFPLAY_API_KEY, or nothing; raises `ConfigError`, which does not show it, when it cannot be one."""
+    key = os.environ.get(KEY_VARIABLE, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(
+            f"{KEY_VARIABLE} holds characters that no key has: line breaks, controls or non-ASCII letters"
+        )
+    return key
 
 
 def api_base(given: str) -> str:

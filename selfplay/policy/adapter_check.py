@@ -7,17 +7,16 @@ middle of a step dies or, worse, serves the base model under the adapter's name.
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from selfplay.errors import EngineError, SyncError
+from selfplay.models.tensor_header import HeaderError, read_tensor_header
 from selfplay.wire.messages import BucketHeader
 
-MAX_HEADER_BYTES = 64 << 20
+MAX_ALPHA = 1e6
 _NAME = re.compile(r"base_model\.model\.(?P<module>[\w.]+)\.lora_(?P<side>[AB])\.weight\Z", re.ASCII)
 _UNSUPPORTED = ("use_dora", "lora_bias", "use_qalora", "fan_in_fan_out")
 
@@ -63,7 +62,7 @@ def _check_config(header: BucketHeader, rules: AdapterRules) -> int:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= rules.max_rank:
         raise SyncError(f"adapter rank {rank!r} is outside 1..{rules.max_rank}, which the engine was sized for")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha) or alpha <= 0:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha <= MAX_ALPHA:
         raise SyncError(f"lora_alpha {alpha!r} is not a number above 0")
     for field in _UNSUPPORTED:
         if config.get(field):
@@ -89,15 +88,7 @@ def _check_module(module: str, found: Mapping[str, tuple[int, ...]], rank: int, 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     try:
-        with path.open("rb") as f:
-            length = int.from_bytes(f.read(8), "little")
-            if not 2 <= length <= MAX_HEADER_BYTES:
-                raise ValueError(f"header of {length} bytes")
-            entries = json.loads(f.read(length))
-            return {
-                name.removesuffix(".weight"): tuple(entry["shape"])
-                for name, entry in entries.items()
-                if name.endswith(".weight")
-            }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        tensors = read_tensor_header(path).tensors
+    except (OSError, HeaderError) as e:
         raise EngineError(f"cannot read the weights' header in {path}: {e}") from e
+    return {t.name.removesuffix(".weight"): t.shape for t in tensors if t.name.endswith(".weight")}

@@ -46,10 +46,7 @@ class Child:
 
     def log_tail(self, num_lines: int = LOG_TAIL_LINES) -> str:
         """The last lines of its log."""
-        with contextlib.suppress(OSError), self.log.open("rb") as f:
-            f.seek(max(0, self.log.stat().st_size - 8192))
-            return "\n".join(f.read().decode("utf-8", "replace").splitlines()[-num_lines:])
-        return ""
+        return tail_of(self.log, num_lines)
 
     def stop(self, grace_s: float) -> None:
         """Ask it to terminate; kill its whole session after ``grace_s``, or sweep what it left in its session."""
@@ -74,6 +71,14 @@ class Child:
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
+
+
+def tail_of(log: Path, num_lines: int = LOG_TAIL_LINES) -> str:
+    """The last lines of a log file; empty when it cannot be read."""
+    with contextlib.suppress(OSError), log.open("rb") as f:
+        f.seek(max(0, log.stat().st_size - 8192))
+        return "\n".join(f.read().decode("utf-8", "replace").splitlines()[-num_lines:])
+    return ""
 
 
 def spawn(name: str, module: str, argument: str, *, log: Path, env: Mapping[str, str] | None = None) -> Child:

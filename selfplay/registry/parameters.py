@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -51,8 +51,9 @@ def check_values(owner: str, parameters: Iterable[Parameter], given: Mapping[str
             near = suggestion(name, declared) or "; it has no parameters"
             raise ConfigError(f"{owner} has no parameter {name!r}{near}")
         if not _fits(value, declared[name].kind):
+            hint = f"; quote it: {name}='\"{value}\"'" if declared[name].kind == "str" else ""
             raise ConfigError(
-                f"{owner}: parameter {name!r} is {value!r} ({type(value).__name__}), expected {declared[name].kind}"
+                f"{owner}: parameter {name!r} is {value!r} ({type(value).__name__}), expected {declared[name].kind}{hint}"
             )
     return {name: _KINDS[p.kind](given.get(name, p.default)) for name, p in declared.items()}
 
@@ -81,8 +82,11 @@ def _kind_of(parameter: inspect.Parameter) -> str | None:
 
 
 def _fits(value: object, kind: str) -> bool:
+    """Whether a value can stand for the kind; digits are text too, since ``name=11`` on a command line reads as a number."""
     if kind == "float":
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if kind == "int":
         return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    if kind == "str":
+        return isinstance(value, str | int) and not isinstance(value, bool)
     return isinstance(value, _KINDS[kind])

@@ -12,9 +12,10 @@ import math
 import re
 import zlib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from selfplay.errors import StoreError
+from selfplay.models.tensor_header import HeaderError, TensorHeader, TensorInfo, read_tensor_header, unique_keys
 from selfplay.store.atomic import store_errors
 from selfplay.types import Scalar
 
@@ -23,20 +24,11 @@ CONFIG_NAME = "adapter_config.json"
 MAX_HEADER_BYTES = 16 << 20
 MAX_CONFIG_BYTES = 1 << 20
 MAX_RANK = 4096
+MAX_ALPHA = 1e6
 _ALLOWED = {WEIGHTS_NAME, CONFIG_NAME, "version.json", "README.md"}
 _DTYPES = {"F32": ("float32", 4), "BF16": ("bfloat16", 2), "F16": ("float16", 2)}
 _NAME = re.compile(r"base_model\.model\.[A-Za-z0-9_.]{1,400}\.lora_(A|B)\.weight\Z")
 _CHUNK = 1 << 20
-
-
-class TensorEntry(NamedTuple):
-    """One tensor of the file: where its bytes lie in the data section."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
 
 
 def check_folder(folder: Path) -> None:
@@ -67,8 +59,8 @@ def read_config(folder: Path) -> dict[str, Any]:
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= MAX_RANK:
         raise StoreError(f"{path}: r is {rank!r}, expected 1..{MAX_RANK}")
-    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha) or alpha <= 0:
-        raise StoreError(f"{path}: lora_alpha is {alpha!r}, expected a number above 0")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not 0 < alpha <= MAX_ALPHA:
+        raise StoreError(f"{path}: lora_alpha is {str(alpha)[:40]}, expected a number above 0, at most {MAX_ALPHA:g}")
     _refuse_code(path, config)
     return config
 
@@ -78,27 +70,17 @@ def engine_config(config: dict[str, Any]) -> dict[str, Scalar | list[str]]:
     return {k: v for k, v in config.items() if isinstance(v, bool | int | float | str) or _is_str_list(v)}
 
 
-def read_entries(folder: Path) -> tuple[int, tuple[TensorEntry, ...]]:
-    """(offset of the data section in the file, tensors by position), checked to tile the file exactly."""
+def read_entries(folder: Path) -> TensorHeader:
+    """The header of the weights file; every tensor is a LoRA matrix of a known dtype, and they tile the file exactly."""
     path = folder / WEIGHTS_NAME
-    with store_errors(path), path.open("rb") as f:
-        size = path.stat().st_size
-        length = int.from_bytes(f.read(8), "little")
-        if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-            raise StoreError(
-                f"{path}: header of {length} bytes in a file of {size}; at most {MAX_HEADER_BYTES} are read"
-            )
-        header = _json_object(path, f.read(length))
-    header.pop("__metadata__", None)
-    entries = sorted((_entry(path, name, value) for name, value in header.items()), key=lambda e: (e.start, e.end))
-    edge = 0
-    for e in entries:
-        if e.start != edge:
-            raise StoreError(f"{path}: tensor {e.name!r} starts at byte {e.start}, expected {edge}: gap or overlap")
-        edge = e.end
-    if not entries or edge != size - 8 - length:
-        raise StoreError(f"{path}: tensors end at byte {edge} of {size - 8 - length}")
-    return 8 + length, tuple(entries)
+    with store_errors(path):
+        try:
+            header = read_tensor_header(path, MAX_HEADER_BYTES)
+        except HeaderError as e:
+            raise StoreError(f"{path}: {e}") from None
+    for tensor in header.tensors:
+        _check_tensor(path, tensor)
+    return header
 
 
 def folder_digest(folder: Path) -> str:
@@ -122,7 +104,7 @@ def data_crc32(folder: Path, offset: int) -> int:
     return crc
 
 
-def bucket_dtype(path: Path, entries: tuple[TensorEntry, ...]) -> tuple[str, int]:
+def bucket_dtype(path: Path, entries: tuple[TensorInfo, ...]) -> tuple[str, int]:
     """(dtype name, bytes per element) when all tensors share one; else `StoreError`."""
     found = {e.dtype for e in entries}
     if len(found) != 1:
@@ -130,22 +112,17 @@ def bucket_dtype(path: Path, entries: tuple[TensorEntry, ...]) -> tuple[str, int
     return _DTYPES[found.pop()]
 
 
-def _entry(path: Path, name: str, value: Any) -> TensorEntry:
+def _check_tensor(path: Path, tensor: TensorInfo) -> None:
+    name, dtype, shape = tensor.name, tensor.dtype, tensor.shape
     if not _NAME.match(name):
         raise StoreError(f"{path}: tensor {name[:120]!r} is not a LoRA matrix (base_model.model.….lora_A|B.weight)")
-    try:
-        dtype, shape, (start, end) = value["dtype"], value["shape"], value["data_offsets"]
-        sizes = (*shape, start, end)
-    except (TypeError, KeyError, ValueError):
-        raise StoreError(f"{path}: the header entry of {name!r} is malformed") from None
-    if dtype not in _DTYPES or not all(type(n) is int and 0 <= n < 2**48 for n in sizes):
-        raise StoreError(f"{path}: {name!r} has dtype {dtype!r}, shape {shape}, offsets {start}..{end}")
-    if len(shape) != 2 or math.prod(shape) * _DTYPES[dtype][1] != end - start:
-        raise StoreError(f"{path}: {name!r} of shape {shape} does not fill its {end - start} bytes")
-    return TensorEntry(name, dtype, tuple(shape), start, end)
+    if dtype not in _DTYPES:
+        raise StoreError(f"{path}: {name!r} has dtype {dtype!r}, expected one of {', '.join(_DTYPES)}")
+    if len(shape) != 2 or math.prod(shape) * _DTYPES[dtype][1] != tensor.end - tensor.start:
+        raise StoreError(f"{path}: {name!r} of shape {shape} does not fill its {tensor.end - tensor.start} bytes")
 
 
-def _check_pairs(folder: Path, entries: tuple[TensorEntry, ...], config: dict[str, Any]) -> None:
+def _check_pairs(folder: Path, entries: tuple[TensorInfo, ...], config: dict[str, Any]) -> None:
     """Every A [r, in] has its B [out, r], and one rank unless the config patterns it."""
     shapes = {e.name: e.shape for e in entries}
     for name, shape in shapes.items():
@@ -172,13 +149,8 @@ def _refuse_code(path: Path, config: dict[str, Any]) -> None:
 
 
 def _json_object(path: Path, data: bytes) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(dict(pairs)) != len(pairs):
-            raise ValueError("a key occurs twice")
-        return dict(pairs)
-
     try:
-        value = json.loads(data, object_pairs_hook=unique)
+        value = json.loads(data, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as e:
         raise StoreError(f"{path} is not valid JSON: {e}") from None
     if not isinstance(value, dict):
