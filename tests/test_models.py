@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from selfplay.errors import MissingExtraError, StoreError, UnknownNameError, UserError
+from selfplay.errors import MissingExtraError, UnknownNameError, UserError
 from selfplay.models import hub, resolve_model, smollm2, tiny
 from selfplay.models.cache import built_once, cache_folder, cached_digest
 
@@ -231,7 +231,7 @@ def test_the_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("SELFPLAY_CACHE", str(tmp_path / "own"))
     assert cache_folder() == tmp_path / "own"
     (tmp_path / "plain").write_text("")
-    with pytest.raises(StoreError, match=r"plain/x: Not a directory"):
+    with pytest.raises(UserError, match=r"plain/x: Not a directory; name another cache folder in SELFPLAY_CACHE"):
         cache_folder(tmp_path / "plain" / "x")
 
 

@@ -302,3 +302,17 @@ def test_an_unwritable_folder_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"file"):
         open_log(tmp_path / "file" / "episodes")
+
+
+def test_a_log_that_lost_known_episodes_is_refused_untouched(tmp_path: Path) -> None:
+    write_log(tmp_path / "log", PAYLOADS)
+    (path,) = (tmp_path / "log").glob("*.log")
+    path.write_bytes(path.read_bytes()[:-3])
+    before = path.read_bytes()
+    with pytest.raises(
+        StoreError, match=r"holds 3 whole episodes of the 4 .* removing the newer ones from checkpoints"
+    ):
+        open_log(tmp_path / "log", known=4)
+    assert path.read_bytes() == before
+    with open_log(tmp_path / "log", known=3) as log:
+        assert log.next_seq == 3

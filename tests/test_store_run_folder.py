@@ -249,3 +249,33 @@ def test_runs_are_listed_oldest_first(tmp_path: Path) -> None:
     (tmp_path / "not-a-run").mkdir()
     assert [r.name for r in list_runs(tmp_path, print)] == ["zebra", "apple", "mango"]
     assert list_runs(tmp_path / "absent", print) == []
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "episodes/000000000000.log", "logs", "adapters/pro"])
+@pytest.mark.parametrize("kind", ["file", "folder", "nothing"])
+def test_a_run_is_not_resumed_through_links(tmp_path: Path, name: str, kind: str) -> None:
+    create(tmp_path).close()
+    target = tmp_path / "elsewhere"
+    if kind == "file":
+        target.write_text("precious")
+    elif kind == "folder":
+        target.mkdir()
+    link = tmp_path / "first" / name
+    if link.is_dir():
+        link.rmdir()
+    link.unlink(missing_ok=True)
+    link.symlink_to(target)
+    with pytest.raises(UserError, match="is a link or not a plain file"):
+        RunFolder.own(tmp_path / "first")
+    assert (target.read_text() if kind == "file" else target.exists()) == {
+        "file": "precious",
+        "folder": True,
+        "nothing": False,
+    }[kind]
+
+
+def test_the_first_config_is_kept_whatever_config_toml_says_later(tmp_path: Path) -> None:
+    with create(tmp_path) as run:
+        run.config_path.write_text('env = "nim-v0"\nseed = 9\n')
+        assert run.config().seed == 9
+        assert run.first_config() == CONFIG

@@ -17,7 +17,7 @@ from selfplay.launch.local import Session
 from selfplay.launch.plan import RunPlan, plan_run
 from selfplay.store.adapters import AdapterStore
 from selfplay.store.checkpoints import Checkpoint, Checkpoints
-from selfplay.store.manifest import Manifest, new_manifest
+from selfplay.store.manifest import new_manifest
 from selfplay.store.run_folder import RunFolder, default_run_name
 
 FIXED = ("env", "env_params", "model", "name", "runs_dir", "seed", "seats", "lora", "policy.dtype", "train.dtype")
@@ -27,18 +27,19 @@ FIXED = ("env", "env_params", "model", "name", "runs_dir", "seed", "seats", "lor
 def start_run(config: Config, observer: Observer) -> RunSummary:
     """Train a new run to its end."""
     plan = plan_run(config, observer.event)
-    name = config.name or default_run_name(config.runs_dir, plan.spec.id)
-    manifest = new_manifest(config, name=name, env_source=plan.spec.source)
-    with _new_folder(config, name, manifest) as run:
+    with _new_folder(config, plan) as run:
         run.update_manifest(model_digest=plan.serving.model.digest)
         observer.event(f"run folder {run.path}")
         return _drive(plan, run, None, observer)
 
 
-def _new_folder(config: Config, name: str, manifest: Manifest) -> RunFolder:
+def _new_folder(config: Config, plan: RunPlan) -> RunFolder:
     """The run's folder; a place that cannot be written is the user's to change."""
     try:
-        return RunFolder.create(config.runs_dir, name, config, manifest)
+        name = config.name or default_run_name(config.runs_dir, plan.spec.id)
+        return RunFolder.create(
+            config.runs_dir, name, config, new_manifest(config, name=name, env_source=plan.spec.source)
+        )
     except StoreError as error:
         raise ConfigError(f"runs_dir={config.runs_dir}: {error}") from None
 
@@ -46,9 +47,8 @@ def _new_folder(config: Config, name: str, manifest: Manifest) -> RunFolder:
 def resume_run(path: Path, overrides: Sequence[str], observer: Observer) -> RunSummary:
     """Go on with a run from its newest whole checkpoint; from its start when it never came to one."""
     with RunFolder.own(path) as run:
-        before = run.config()
         config = load_config(run.config_path, overrides)
-        _check_changes(before, config)
+        _check_changes(run.first_config(), config)
         plan = plan_run(config, observer.event)
         _check_same_parts(plan, run, observer)
         AdapterStore(run.adapters).remove_leftovers()
@@ -88,6 +88,7 @@ def _drive(plan: RunPlan, run: RunFolder, checkpoint: Checkpoint | None, observe
         raise KeyboardInterrupt from None
     except RunError as error:
         run.update_manifest(status="failed", reason=str(error).splitlines()[0])
-        raise type(error)(f"{error}\ncontinue with  selfplay resume {run.path}") from error
+        first = "mend that, then " if isinstance(error, StoreError) else ""
+        raise type(error)(f"{error}\n{first}continue with  selfplay resume {run.path}") from error
     run.update_manifest(status=summary.outcome)
     return summary

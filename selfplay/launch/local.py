@@ -26,7 +26,7 @@ from selfplay.controller.report import Observer, RunSummary, StepReport
 from selfplay.controller.scoring_stage import ScoringStage, ServedModels
 from selfplay.controller.trainer_link import TrainerLink
 from selfplay.controller.waits import Waits
-from selfplay.errors import ConfigError
+from selfplay.errors import ConfigError, StoreError
 from selfplay.launch.children import RunChildren
 from selfplay.launch.launchers import open_launcher, worker_launch
 from selfplay.launch.plan import PROBE_BOUND, RunPlan
@@ -73,8 +73,8 @@ class Session:
         self, runtime: RuntimeDir, context: zmq.asyncio.Context, stack: contextlib.AsyncExitStack
     ) -> RunSummary:
         plan, config, say = self._plan, self._plan.config, self._observer.event
-        log = stack.enter_context(EpisodeLog.open(self._run.episodes, write=True, say=say))
-        league = stack.enter_context(LeagueRecords.open(self._run.league_path))
+        log = stack.enter_context(EpisodeLog.open(self._run.episodes, write=True, say=say, known=self._state.logged))
+        league = stack.enter_context(self._league())
         league.add(episode for _, episode in log.episodes())
         metrics = stack.enter_context(
             MetricsLog.open(
@@ -93,7 +93,8 @@ class Session:
             stack.push_async_callback(policy.close)
         trainer = TrainerLink(context, runtime.endpoint(TRAINER_SOCKET), config.train.ranks)
         stack.push_async_callback(trainer.close)
-        launcher = stack.enter_context(open_launcher(config, device=plan.serving.device, num_engines=1))
+        num_servers = len(policies) + len(plan.judges)
+        launcher = stack.enter_context(open_launcher(config, device=plan.serving.device, num_engines=num_servers))
         children = RunChildren(self._run.logs, launcher)
         stack.push_async_callback(children.close)
         pool = PoolSupervisor(
@@ -161,6 +162,12 @@ class Session:
             self._plan.panel, contexts, memory=memory, waits=waits, say=self._observer.event,
             max_failures=config.rollout.max_failures,
         )  # fmt: skip
+
+    def _league(self) -> LeagueRecords:
+        try:
+            return LeagueRecords.open(self._run.league_path)
+        except StoreError as error:
+            raise StoreError(f"{error}; remove the file, it is made again from the episode log") from error
 
     # ── starting ──────────────────────────────────────────────────────────────────────────────
 

@@ -7,6 +7,7 @@ any time between runs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -16,7 +17,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from selfplay.errors import StoreError
+from selfplay.errors import StoreError, UserError
 
 _CHUNK = 4 << 20
 
@@ -94,12 +95,18 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
+_WRONG_PLACE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+
+
 @contextlib.contextmanager
 def _store_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise StoreError(f"cannot write or read {e.filename or path}: {e.strerror or e}") from e
+        problem = f"cannot write or read {e.filename or path}: {e.strerror or e}"
+        if e.errno in _WRONG_PLACE:
+            raise UserError(f"{problem}; name another cache folder in SELFPLAY_CACHE") from e
+        raise StoreError(problem) from e
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -56,9 +56,18 @@ class EpisodeLog:
 
     @classmethod
     def open(
-        cls, folder: Path, *, write: bool, say: Callable[[str], None], segment_bytes: int = SEGMENT_BYTES
+        cls,
+        folder: Path,
+        *,
+        write: bool,
+        say: Callable[[str], None],
+        known: int = 0,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> EpisodeLog:
-        """Open a log, or start one when ``write``. ``say`` hears of a torn tail and of rebuilt indexes."""
+        """Open a log, or start one when ``write``. ``say`` hears of a torn tail and of rebuilt indexes.
+
+        ``known``: how many episodes are known to be in it. Raises `StoreError`, and changes nothing, when there are fewer.
+        """
         with store_errors(folder):
             if write:
                 folder.mkdir(exist_ok=True)
@@ -66,6 +75,12 @@ class EpisodeLog:
             paths = sorted(folder.glob("*.log"))
             segments = [_load(path, is_last=path == paths[-1], say=say) for path in paths]
             _check_order(segments)
+            found = segments[-1].next_seq if segments else 0
+            if found < known:
+                raise StoreError(
+                    f"{folder} is damaged: it holds {found} whole episodes of the {known} that the newest checkpoint knew; put "
+                    "back a copy of the folder, or go back to an older checkpoint by removing the newer ones from checkpoints"
+                )
             if not write:
                 return cls(folder, segments, -1, segment_bytes)
             if not segments:

@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from selfplay.config import Config
+from selfplay.config import Config, dump_toml
 from selfplay.errors import StoreError
 from selfplay.store.atomic import store_errors
 from selfplay.types import Scalar
@@ -38,6 +38,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     env_source: str
     model: str
     model_digest: str = ""
+    config: str = ""
+    """The settings the run was started with, as TOML."""
     seed: int
     created: str
     updated: str
@@ -56,7 +58,7 @@ def new_manifest(config: Config, *, name: str, env_source: str) -> Manifest:
     """The manifest of a run that starts now on this machine; what is learnt later is filled in by `RunFolder.update_manifest`."""
     now = utc_now()
     return Manifest(
-        name=name, env=config.env, env_source=env_source, model=config.model, seed=config.seed, created=now, updated=now,
+        name=name, env=config.env, env_source=env_source, model=config.model, seed=config.seed, created=now, updated=now, config=dump_toml(config),
         libraries=library_versions(), hardware=machine(),
     )  # fmt: skip
 

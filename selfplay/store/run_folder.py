@@ -19,13 +19,14 @@ import fcntl
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from selfplay.config import Config, dump_toml, load_config
+from selfplay.config import Config, config_from_tree, dump_toml, load_config
 from selfplay.errors import ConfigError, StoreError, UserError
 from selfplay.store.atomic import remove_leftovers, store_errors, write_bytes
 from selfplay.store.manifest import Manifest, RunStatus, read_manifest, utc_now
@@ -83,8 +84,9 @@ class RunFolder:
 
     @classmethod
     def own(cls, path: str | Path) -> RunFolder:
-        """An existing run, locked, to go on with. Raises `UserError` when another controller has it."""
+        """An existing run, locked, to go on with. Raises `UserError` when another controller has it, or it holds links."""
         folder = cls.open(path).path
+        _refuse_links(folder)
         run = cls(folder, _lock(folder))
         remove_leftovers(folder)
         return run
@@ -146,8 +148,12 @@ class RunFolder:
     # ── what it says ─────────────────────────────────────────────────────────────────────────────
 
     def config(self) -> Config:
-        """The config the run was started with."""
+        """The config as it is now."""
         return load_config(self.config_path)
+
+    def first_config(self) -> Config:
+        """The config the run was started with, whatever has been written into config.toml since."""
+        return config_from_tree(tomllib.loads(self.manifest().config))
 
     def write_config(self, config: Config) -> None:
         """Replace the config (a resume with changed settings)."""
@@ -167,10 +173,11 @@ class RunFolder:
         """Whether a living controller holds the run."""
         if self._lock_fd is not None:
             return True
-        try:
-            fd = _try_lock(self.path / ".lock", create=False)
-        except FileNotFoundError:
-            return False
+        with store_errors(self.path):
+            try:
+                fd = _try_lock(self.path / ".lock", create=False)
+            except FileNotFoundError:
+                return False
         if fd is not None:
             os.close(fd)
         return fd is None
@@ -199,7 +206,8 @@ def default_run_name(runs_dir: str | Path, env: str, now: datetime.datetime | No
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(env).stem if env.endswith(".py") else env).strip("-._")[:60] or "run"
     stamp = f"{label}-{now or datetime.datetime.now():%Y%m%d-%H%M%S}"
     taken = Path(runs_dir).expanduser()
-    return next(n for n in (stamp, *(f"{stamp}-{k}" for k in range(2, 10_000))) if not (taken / n).exists())
+    with store_errors(taken):
+        return next(n for n in (stamp, *(f"{stamp}-{k}" for k in range(2, 10_000))) if not (taken / n).exists())
 
 
 def list_runs(runs_dir: str | Path, warn: Callable[[str], None]) -> list[RunFolder]:
@@ -214,6 +222,22 @@ def list_runs(runs_dir: str | Path, warn: Callable[[str], None]) -> list[RunFold
         except StoreError as e:
             warn(str(e))
     return [run for _, run in sorted(runs, key=lambda pair: pair[0])]
+
+
+def _refuse_links(path: Path) -> None:
+    """A run goes on by writing into its folder: a link there would have it write, or cut, a file that is elsewhere."""
+    with store_errors(path):
+        folders = [path]
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry.path))
+                    elif not entry.is_file(follow_symlinks=False):
+                        raise UserError(
+                            f"{entry.path} is a link or not a plain file: a run is not resumed into places outside its "
+                            "folder; put a copy there"
+                        )
 
 
 def _lock(path: Path) -> int:
@@ -233,7 +257,7 @@ def _lock(path: Path) -> int:
 
 def _try_lock(path: Path, *, create: bool) -> int | None:
     """An open, locked descriptor (not inherited by children), or None when somebody else has the lock."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0), 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
