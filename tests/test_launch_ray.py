@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from runs import TINY, Run, runtime_folders, still_alive
 
-from selfplay.config import Config, LaunchConfig, TrainConfig
+from selfplay.config import Config
+from selfplay.config.schema import LaunchConfig, TrainConfig
 from selfplay.errors import RunError
 from selfplay.launch.ray_cluster import RayLauncher
 
@@ -17,16 +18,16 @@ pytestmark = pytest.mark.engine
 def test_a_run_under_ray_survives_a_lost_worker_and_leaves_nothing(tmp_path: Path) -> None:
     before = runtime_folders()
     run = Run(
-        tmp_path, "train", "--env", "debate-v0", "name=r", "launch.orchestration=ray", "train.steps=6", "--json", *TINY
+        tmp_path, "train", "--env", "debate-v0", "name=r", "launch.orchestration=ray", "train.steps=5", "--json", *TINY
     )
     run.until_step(1)
     processes = run.descendants()
     assert any("raylet" in p.name() for p in processes)
     run.kill("worker")
-    assert run.wait() == 0, run.error_text()
-    assert "restart" in run.error_text()
+    assert run.wait(300) == 0, run.error_text()
     result = run.result()
-    assert result["step"] == 6
+    assert result["step"] == 5
+    assert sum(result["accounting"]["void"].values()) > 0  # what the lost worker held
     assert all(new > old for old, new in result["versions"].values())
     assert still_alive(processes) == []
     assert runtime_folders() == before
