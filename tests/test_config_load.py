@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfplay.config import Config, config_from_tree, describe_config, dump_toml, load_config
-from selfplay.config.load import all_keys, parse_override
+from selfplay.config.load import MAX_CONFIG_BYTES, all_keys, parse_override
 from selfplay.config.schema import AgentConfig, SeatConfig, TrainConfig
 from selfplay.errors import ConfigError
 
@@ -177,3 +178,15 @@ def test_every_setting_has_a_description() -> None:
         if " = " in line and not line.startswith("#"):
             assert before.startswith("# "), line
             assert len(before) > 8, line
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "huge"])
+def test_a_config_is_a_plain_file_of_bounded_size(tmp_path: Path, kind: str) -> None:
+    path = Path("/dev/zero") if kind == "device" else tmp_path / "c.toml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "huge":
+        path.write_bytes(b"# " + b"x" * MAX_CONFIG_BYTES)
+    says = "at most 1,048,576 are read" if kind == "huge" else "not a plain file"
+    with pytest.raises(ConfigError, match=rf"cannot read config .*: .*{says}"):
+        load_config(path)

@@ -13,11 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from selfplay.environment import JuryQuestion
 from selfplay.models import tiny
 from selfplay.policy import PolicyServerConfig
 from selfplay.policy.engine import resolve_engine
 from selfplay.process import RuntimeDir
-from selfplay.wire.messages import Cancel, Stats
+from selfplay.wire.messages import Cancel, Choose, Stats
 from selfplay.wire.sockets import connect_dealer, unique_identity
 from tests.policy_served import RefusedError, Served, kill, served, wait_until_gone
 
@@ -40,6 +41,19 @@ def test_frames_that_are_no_messages_are_dropped_and_others_served(tmp_path: Pat
 
         server.run(play())
         assert "a frame of" in server.child.log.read_text("utf-8")
+
+
+def test_a_request_that_breaks_in_the_engine_is_refused_and_others_served(tmp_path: Path) -> None:
+    with served(tmp_path, engine="fake") as server:
+
+        async def play() -> None:
+            labels = tuple(f"label {i}" for i in range(100))  # more than the fake engine can spread its mass over
+            question = JuryQuestion(system="s", prompt="p", lead="", labels=labels)
+            with pytest.raises(RefusedError, match="unexpected ValueError"):
+                await server.call(Choose, agent="base", pin="turn", question=question, timeout_s=5.0)
+            assert (await server.ask("base")).stop_reason == "stop"
+
+        server.run(play())
 
 
 def test_requests_of_two_clients_with_one_number_do_not_meet(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from selfplay.controller.scoring_stage import ScoringStage
 from selfplay.controller.trainer_link import TrainerLink
 from selfplay.controller.waits import Waits
 from selfplay.launch.children import RunChildren
+from selfplay.launch.launchers import LocalLauncher
 from selfplay.league import LeagueRecords, Matchmaker
 from selfplay.policy import PolicyServerConfig
 from selfplay.pool import PoolConfig, PoolSupervisor
@@ -133,7 +134,7 @@ async def _run(
     )  # fmt: skip
     link = PolicyLink(context, runtime.endpoint("policy.sock"))
     stack.push_async_callback(link.close)
-    children = RunChildren(place / "logs")
+    children = RunChildren(place / "logs", LocalLauncher())
     stack.push_async_callback(children.close)
     children.start_policy(
         PolicyServerConfig(

@@ -15,12 +15,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from selfplay.config.plain_file import read_plain
 from selfplay.config.schema import Config
 from selfplay.errors import ConfigError, suggestion
 
 Tree = dict[str, Any]
 _KEY_PART = re.compile(r'\s*(?:"([^"\\]*)"|([A-Za-z0-9_@-]+))\s*(\.|\Z)')
 
+MAX_CONFIG_BYTES = 1 << 20
 MAX_TEXT = 8192
 """Characters of one setting: settings travel on command lines of child processes."""
 
@@ -99,7 +101,7 @@ def _split_key(dotted: str) -> list[str]:
 
 def _read_toml(path: Path) -> Tree:
     try:
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(read_plain(path, MAX_CONFIG_BYTES).decode())
     except OSError as e:
         raise ConfigError(f"cannot read config {path}: {e.strerror}") from None
     except (ValueError, RecursionError) as e:  # TOML and UTF-8 errors, integers of thousands of digits, endless nesting

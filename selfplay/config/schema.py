@@ -49,7 +49,7 @@ class TrainConfig(_Section, frozen=True):
 
     steps: Annotated[Natural, Meta(description="optimizer steps")] = 3
     batch: Annotated[Count, Meta(description="episodes per step, of all agents together")] = 8
-    ranks: Annotated[Count, Meta(description="trainer processes (FSDP2 data parallel)")] = 1
+    ranks: Annotated[int, Meta(ge=1, le=4096, description="trainer processes (FSDP2 data parallel)")] = 1
     lr: Annotated[Positive, Meta(description="AdamW learning rate")] = 3e-4
     betas: Annotated[tuple[float, float], Meta(description="AdamW betas")] = (0.9, 0.95)
     weight_decay: Annotated[NonNegative, Meta(description="AdamW weight decay, on adapters only")] = 0.0
@@ -89,7 +89,7 @@ class ScorerConfig(_Section, frozen=True):
     ] = ""
     model: Annotated[str, Meta(description="another model that is served for it alone; empty: the run's own")] = ""
     weight: Annotated[float, Meta(description="factor of what it says")] = 1.0
-    concurrency: Annotated[Count, Meta(description="episodes it scores at once")] = 8
+    concurrency: Annotated[int, Meta(ge=1, le=100000, description="episodes it scores at once")] = 8
     timeout_s: Annotated[
         Positive, Meta(description="longest for one episode; then the episode is dropped and counted")
     ] = 120.0
@@ -116,8 +116,8 @@ class BufferConfig(_Section, frozen=True):
 class RolloutConfig(_Section, frozen=True):
     """Environment pools and how episodes are played."""
 
-    workers: Annotated[Count, Meta(description="environment worker processes")] = 1
-    concurrency: Annotated[Count, Meta(description="episodes at once in each worker")] = 16
+    workers: Annotated[int, Meta(ge=1, le=4096, description="environment worker processes")] = 1
+    concurrency: Annotated[int, Meta(ge=1, le=100000, description="episodes at once in each worker")] = 16
     temperature: Annotated[Positive, Meta(description="sampling temperature; training uses the same")] = 1.0
     max_tokens: Annotated[Natural, Meta(description="tokens per move; 0: what the environment declares")] = 0
     max_turns: Annotated[
@@ -160,7 +160,9 @@ class PolicyConfig(_Section, frozen=True):
     max_live_adapters: Annotated[
         Natural, Meta(description="adapter versions in one engine batch; 0: derived from agents, depth and opponents")
     ] = 0
-    max_rank: Annotated[Natural, Meta(description="largest LoRA rank the engine is sized for; 0: lora.rank")] = 0
+    max_rank: Annotated[
+        int, Meta(ge=0, le=512, description="largest LoRA rank the engine is sized for; 0: lora.rank")
+    ] = 0
     max_num_seqs: Annotated[Count, Meta(description="sequences in one engine batch")] = 64
     kv_cache_mb: Annotated[Count, Meta(description="KV cache of the CPU engine")] = 512
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1, description="share of GPU memory for the engine")] = 0.5

@@ -181,7 +181,8 @@ class TrainerLink:
         if isinstance(message, TrainerHello):
             self._greet(identity, message)
         elif isinstance(message, TrainerFailed):
-            self.fail(TrainerError(f"trainer rank {message.rank} failed: {message.message}"))
+            if self._identities.get(message.rank, identity) == identity:
+                self.fail(TrainerError(f"trainer rank {message.rank} failed: {message.message}"))
         else:
             rank = getattr(message, "rank", 0)
             future = self._waiting.get((message.request, rank))
@@ -191,7 +192,9 @@ class TrainerLink:
     def _greet(self, identity: bytes, hello: TrainerHello) -> None:
         if hello.protocol != PROTOCOL:
             self.fail(TrainerError(f"trainer rank {hello.rank} speaks protocol {hello.protocol}, this is {PROTOCOL}"))
-        self._identities[hello.rank] = identity
+        if not 0 <= hello.rank < self._num_ranks or self._identities.setdefault(hello.rank, identity) != identity:
+            self.num_bad_frames += 1  # a rank is who greeted first; another peer cannot take its place
+            return
         self._hellos[hello.rank] = hello
         if len(self._hellos) == self._num_ranks:
             self._ready.set()

@@ -18,7 +18,7 @@ from selfplay.launch.plan import RunPlan, plan_run
 from selfplay.store.adapters import AdapterStore
 from selfplay.store.checkpoints import Checkpoint, Checkpoints
 from selfplay.store.manifest import new_manifest
-from selfplay.store.run_folder import RunFolder, default_run_name
+from selfplay.store.run_folder import RunFolder, check_run_name, default_run_name
 
 FIXED = ("env", "env_params", "model", "name", "runs_dir", "seed", "seats", "lora", "policy.dtype", "train.dtype")
 """What a resumed run may not change: other matches, other tensors, or another model would not be the same run."""
@@ -26,6 +26,8 @@ FIXED = ("env", "env_params", "model", "name", "runs_dir", "seed", "seats", "lor
 
 def start_run(config: Config, observer: Observer) -> RunSummary:
     """Train a new run to its end."""
+    if config.name:
+        check_run_name(config.name)
     plan = plan_run(config, observer.event)
     with _new_folder(config, plan) as run:
         run.update_manifest(model_digest=plan.serving.model.digest)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from selfplay.config.plain_file import read_plain
 from selfplay.errors import UserError
 from selfplay.models.cache import cached_digest
 from selfplay.models.tensor_header import HeaderError, read_tensor_header
@@ -102,9 +103,7 @@ def weight_files(path: Path, name: str) -> tuple[Path, ...]:
 def read_json(path: Path, name: str) -> dict[str, Any]:
     """A JSON object from ``path``; raises `UserError` when it is missing, too large or not one."""
     try:
-        if path.stat().st_size > MAX_JSON_BYTES:
-            raise UserError(f"model {name!r}: {path} is larger than {MAX_JSON_BYTES} bytes")
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_plain(path, MAX_JSON_BYTES))
     except FileNotFoundError:
         raise UserError(f"model {name!r}: {path} does not exist; a model folder is in Hugging Face format") from None
     except OSError as e:

@@ -114,6 +114,14 @@ class PolicyServer:
         except Refusal as e:
             self._service.count("refused")
             return Refused(request=request, kind=e.kind, message=str(e)[:_MAX_MESSAGE])
+        except EngineError:
+            raise
+        except Exception as e:
+            log.exception("request %d (%s) failed unexpectedly", request, type(message).__name__)
+            self._service.count("refused")
+            return Refused(
+                request=request, kind="bad_request", message=f"unexpected {type(e).__name__}: {e}"[:_MAX_MESSAGE]
+            )
 
 
 def _timeout_of(message: ToPolicy) -> float:

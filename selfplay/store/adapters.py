@@ -14,6 +14,7 @@ from typing import Annotated, Literal, cast
 import msgspec
 from msgspec import Meta
 
+from selfplay.config.plain_file import read_plain
 from selfplay.errors import ConfigError, StoreError
 from selfplay.store import peft_format
 from selfplay.store.atomic import new_folder, remove_leftovers, store_errors, write_bytes
@@ -108,9 +109,7 @@ class AdapterStore:
         """What was recorded at `publish`; `StoreError` when the version does not exist or its record is damaged."""
         path = self.path(version) / INFO_NAME
         with store_errors(path):
-            if path.stat().st_size > MAX_INFO_BYTES:
-                raise StoreError(f"{path} is larger than {MAX_INFO_BYTES} bytes")
-            data = path.read_bytes()
+            data = read_plain(path, MAX_INFO_BYTES)
         try:
             record = msgspec.json.decode(data, type=_InfoFile)
             parent = PolicyVersion.parse(record.parent) if record.parent is not None else None

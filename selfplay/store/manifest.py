@@ -17,9 +17,12 @@ import msgspec
 from msgspec import Meta
 
 from selfplay.config import Config, dump_toml
+from selfplay.config.plain_file import read_plain
 from selfplay.errors import StoreError
 from selfplay.store.atomic import store_errors
 from selfplay.types import Scalar
+
+MAX_FILE_BYTES = 16 << 20
 
 RunStatus = Literal["running", "finished", "interrupted", "failed"]
 SCHEMA = 1
@@ -71,7 +74,7 @@ def utc_now() -> str:
 def read_manifest(path: Path) -> Manifest:
     """Raises `StoreError` for a missing or damaged manifest, or one of a newer layout."""
     with store_errors(path):
-        data = path.read_bytes()
+        data = read_plain(path, MAX_FILE_BYTES)
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as e:

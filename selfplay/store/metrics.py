@@ -18,9 +18,12 @@ from typing import Any
 
 import msgspec
 
+from selfplay.config.plain_file import read_plain
 from selfplay.errors import StoreError
 from selfplay.store.atomic import as_store_error, store_errors
 from selfplay.store.text import json_line
+
+MAX_FILE_BYTES = 1 << 30
 
 Value = float | int | str | bool | None
 Row = dict[str, Any]
@@ -96,7 +99,7 @@ def read_metrics(path: Path) -> list[Row]:
     """All reports that still stand, in order: without what a resume went back behind. Raises `StoreError` when damaged."""
     rows: list[Row] = []
     with store_errors(path):
-        lines = path.read_bytes().split(b"\n") if path.exists() else [b""]
+        lines = read_plain(path, MAX_FILE_BYTES).split(b"\n") if path.exists() else [b""]
     for number, line in enumerate(lines[:-1], 1):  # what follows the last line break is empty or torn
         try:
             row = msgspec.json.decode(line, type=Row)

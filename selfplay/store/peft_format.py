@@ -14,6 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from selfplay.config.plain_file import read_plain
 from selfplay.errors import StoreError
 from selfplay.models.tensor_header import HeaderError, TensorHeader, TensorInfo, read_tensor_header, unique_keys
 from selfplay.store.atomic import store_errors
@@ -51,9 +52,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """adapter_config.json, checked: LoRA, sane rank and alpha, nothing that makes a loader import or fetch code."""
     path = folder / CONFIG_NAME
     with store_errors(path):
-        if path.stat().st_size > MAX_CONFIG_BYTES:
-            raise StoreError(f"{path} has {path.stat().st_size} bytes; at most {MAX_CONFIG_BYTES} are read")
-        config = _json_object(path, path.read_bytes())
+        config = _json_object(path, read_plain(path, MAX_CONFIG_BYTES))
     if config.get("peft_type") != "LORA":
         raise StoreError(f"{path}: peft_type is {config.get('peft_type')!r}; only LORA is supported")
     rank, alpha = config.get("r"), config.get("lora_alpha")
