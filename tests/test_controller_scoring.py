@@ -70,9 +70,16 @@ class Site:
             await self.waits.until("the test", what)
 
 
-def run(place: Path, scorers: dict[str, Any], play: Callable[[Site], Coroutine[Any, Any, None]], **more: Any) -> Site:
+def run(
+    place: Path,
+    scorers: dict[str, Any],
+    play: Callable[[Site], Coroutine[Any, Any, None]],
+    before: Callable[[Site], None] = lambda _: None,
+    **more: Any,
+) -> Site:
     async def work() -> Site:
         site = Site(place, {n: (s, ScorerConfig(concurrency=2, timeout_s=0.5)) for n, s in scorers.items()}, **more)
+        before(site)
         stage = asyncio.create_task(site.stage.run())
         try:
             playing = asyncio.create_task(play(site))
@@ -123,6 +130,18 @@ def test_what_cannot_be_scored_is_dropped_by_reason_and_said(tmp_path: Path) -> 
         "episode 1.0 dropped, scorer moody: ValueError: no idea",
         "episode 2.0 dropped, scorer moody: no answer within 0.5 s",
     ]
+
+
+def test_what_a_resumed_run_finds_in_its_buffer_is_scored_again(tmp_path: Path) -> None:
+    async def play(site: Site) -> None:
+        await site.until(lambda: site.buffer.num_unready == 0)
+        assert sorted(site.memory.scores) == [3, 5]
+
+    def restore(site: Site) -> None:
+        for i in (3, 5):
+            site.buffer.put(i, encode(episode(i)), episode(i), ready=False)
+
+    run(tmp_path, {"quick": ByIndex({})}, play, before=restore)
 
 
 def test_a_scorer_that_always_fails_ends_the_run(tmp_path: Path) -> None:

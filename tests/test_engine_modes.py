@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from selfplay.models import tiny
+from selfplay.store.adapters import AdapterStore
+from selfplay.sync import save_adapter
 from selfplay.types import PolicyVersion
 from selfplay.wire.messages import Hold, MakeCurrent, Release
-from tests.policy_samples import Reference, random_adapter, taught_adapter
+from tests.policy_samples import Reference, adapter_config, random_adapter, taught_adapter
 from tests.policy_samples import chat as messages
 from tests.policy_served import RefusedError, Served, served
 
 pytestmark = pytest.mark.engine
 
-LONG = 400
+LONG = 300
 CLOSE = 1e-3
 STORY = "a long story, please"
 
@@ -233,3 +237,15 @@ def test_it_says_alpha_and_after_the_update_beta(server: Served, model: str, wor
         assert max(differences(beside.logprobs, alone.logprobs)) < CLOSE
 
     server.run(play())
+
+
+def test_a_version_loaded_from_a_folder_needs_the_folder_no_more(
+    server: Served, adapters: dict[str, dict[str, Any]], reference: Reference, tmp_path: Path
+) -> None:
+    store, version = AdapterStore(tmp_path / "adapters"), PolicyVersion("gone", 0)
+    store.publish(version, lambda folder: save_adapter(folder, adapters["alpha"], adapter_config()), parent=None)
+    server.run(server.install("gone@0", store.bucket_header(version)))
+    shutil.rmtree(tmp_path / "adapters")
+    for text in ("hello", "again"):
+        answer = server.run(server.ask("gone", text))
+        assert answer.sampled_ids == tuple(reference.greedy(answer.prompt_ids, "alpha", 12)[0])

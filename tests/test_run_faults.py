@@ -127,3 +127,17 @@ def test_a_sync_that_fails_is_said_and_survived(tmp_path: Path) -> None:
     rows = [json.loads(line) for line in (tmp_path / "runs/r/metrics.jsonl").read_text().splitlines()]
     assert max(row[f"agents/{agent}/sync_tries"] for row in rows for agent in ("pro", "con")) > 1
     assert max(row["staleness_max"] for row in rows) <= 1, "training waits for what it publishes"
+
+
+def test_a_stall_says_what_is_waited_for_and_who_holds_which_game(tmp_path: Path) -> None:
+    run = start(tmp_path, "policy.engine=transformers", "stall_timeout_s=2")
+    children = run.descendants()
+    run.child("worker").suspend()
+    assert run.wait(60) == 1
+    said = run.error_text()
+    assert "no progress for 2 s while waiting for episodes" in said
+    assert "4 episodes to train on (" in said
+    assert "at env-0-" in said
+    assert "selfplay resume" in said
+    assert "Traceback" not in said
+    assert not still_alive(children)

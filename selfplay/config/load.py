@@ -200,7 +200,10 @@ def _choices(kind: Any, path: str) -> str:
     for part in path.split("."):
         hints = get_type_hints(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else {}
         kind = hints.get(part)
-    return f"; one of {', '.join(map(str, get_args(kind)))}" if get_origin(kind) is Literal else ""
+    if get_origin(kind) is Literal:
+        return f"; one of {', '.join(map(str, get_args(kind)))}"
+    words = [str(w) for part in get_args(kind) if get_origin(part) is Literal for w in get_args(part)]
+    return f"; a number or {', '.join(words)}" if words else ""
 
 
 def _section_type(hint: Any) -> type[msgspec.Struct] | None:
