@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def test_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", bench_cmd.BENCHES)
 def test_every_benchmark_exists(name: str) -> None:
-    assert callable(__import__(f"selfplay.bench.{name}", fromlist=["run"]).run)
+    assert callable(import_module(f"selfplay.bench.{bench_cmd.MODULES.get(name, name)}").run)
 
 
 def test_only_json_reaches_stdout_whatever_a_benchmark_prints(probe: str) -> None:

@@ -21,6 +21,7 @@ def another_tiny(folder: Path) -> Path:
     """The tiny model with another head: the same tokenizer, other opinions."""
     from safetensors.numpy import load_file, save_file
 
+    folder.mkdir()
     tiny.write(folder)
     weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = weights["lm_head.weight"][::-1].copy()
