@@ -15,6 +15,7 @@ eliminated is simply never returned by ``to_move`` again. Hidden information is 
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Mapping, Sequence
 
@@ -59,7 +60,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Environment:
-    """Base class of games. Override ``seats`` and the five methods without a body; keyword parameters of ``__init__``
+    """Base class of games. Override ``seats`` and the methods without a body; keyword parameters of ``__init__``
     are the environment's typed parameters (bool, int, float or str, each with a default). A value of a parameter that
     the game cannot be played with is a `ConfigError`. What depends on a parameter may be set in ``__init__``."""
 
@@ -77,13 +78,15 @@ class Environment:
     """Named sets of parameter values: ``preset=NAME`` among the parameters takes them, others given beside it win."""
     data_files: Sequence[str] = ()
     """Files beside the module that the game is played with; their contents belong to the environment's content hash."""
+    global_random: bool = False
+    """Declared by a game that cannot but draw from the module-level generators. Each episode has its own state of them."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
 
     def rules(self, seat: str) -> str:
-        """The rules as told to ``seat`` once, before the first turn."""
-        raise NotImplementedError
+        """The rules as told to ``seat`` once, before the first turn. The default is the docstring of the class."""
+        return inspect.cleandoc(type(self).__doc__ or "")
 
     def to_move(self) -> Sequence[str]:
         """Seats that decide now; several for simultaneous moves; empty when the game is over."""
@@ -124,6 +127,25 @@ class Environment:
     def transcript(self) -> str:
         """The public record of the game so far, for people who watch."""
         return ""
+
+    def private(self, seat: str) -> str | None:
+        """What ``seat`` knows beside the public record, for ``selfplay env check``: whenever both are the same in two games,
+        the seat must be shown the same. Empty where nothing is hidden; None leaves it unsaid, and unchecked."""
+        return None
+
+    def close(self) -> None:
+        """Let go of what the game holds. Called once by the play loop, however the episode ends."""
+
+    def win(self, *winners: str, reason: str = "") -> Outcome:
+        """An outcome in which ``winners`` share what the others lose: 1 and -1 with two seats."""
+        won = self.reward_range[1] if not self.zero_sum else 1.0
+        lost = self.reward_range[0] if not self.zero_sum else -len(winners) / max(1, len(self.seats) - len(winners))
+        rewards = {s: won if s in winners else lost for s in self.seats}
+        return Outcome(rewards=rewards, winners=winners, reason=reason or f"{' and '.join(winners)} won")
+
+    def draw(self, reason: str = "draw") -> Outcome:
+        """An outcome in which every seat gets 0."""
+        return Outcome(rewards=dict.fromkeys(self.seats, 0.0), reason=reason)
 
 
 MAX_PARSED_CHARS = 4096

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (
     ("types", "errors", "config", "process"),
     ("wire", "registry", "environment", "agent", "models"),
-    ("play", "buffer", "store", "league", "scoring", "sync", "evaluation"),
+    ("play", "check", "buffer", "store", "league", "scoring", "sync", "evaluation"),
     ("pool", "policy", "training"),
     ("controller",),
     ("launch", "cli", "bench"),

@@ -118,6 +118,9 @@ class Debate(Environment):
         winners = ((), ("pro",), ("con",))[sign]
         return Outcome(rewards={"pro": pro, "con": -pro}, winners=winners, reason=reason, info=info)
 
+    def private(self, seat: str) -> str:
+        return ""  # nothing is hidden
+
     def transcript(self) -> str:
         said = [f"{seat}:\n{_quoted(text)}" for seat, text in self._speeches]
         return "\n".join([f"Motion: {self._motion}", *said])

@@ -72,5 +72,8 @@ class KuhnPoker(Environment):
         how = "showdown" if len(contenders) > 1 else "the others folded"
         return Outcome(rewards=rewards, winners=(self.seats[winner],), reason=f"{self.seats[winner]} wins: {how}")
 
+    def private(self, seat: str) -> str:
+        return self._cards[self.seats.index(seat)]
+
     def transcript(self) -> str:
         return f"History: {', '.join(self._history) or 'none'}"

@@ -78,6 +78,9 @@ class LeducPoker(Environment):
         winners = () if not gain else (first,) if gain > 0 else (second,)
         return Outcome(rewards={first: float(gain), second: float(-gain)}, winners=winners, reason=reason)
 
+    def private(self, seat: str) -> str:
+        return self._cards[self.seats.index(seat)]
+
     def transcript(self) -> str:
         """The public record: the public card once it lies there, and each round's moves."""
         public = self._cards[2] if len(self._rounds) == 2 else "none"

@@ -73,6 +73,9 @@ class Nim(Environment):
             rewards={winner: 1.0, loser: -1.0}, winners=(winner,), reason=f"{self.seats[last]} took the last stone"
         )
 
+    def private(self, seat: str) -> str:
+        return ""  # nothing is hidden
+
     def transcript(self) -> str:
         if len(self._heaps) == 1:
             return f"Stones left: {self._heaps[0]}."

@@ -90,6 +90,9 @@ class PrisonersDilemma(Environment):
             info={"cooperation": cooperation},
         )
 
+    def private(self, seat: str) -> str:
+        return ""  # nothing is hidden
+
     def transcript(self) -> str:
         return "\n".join(f"round {i}: {a}, {b}" for i, (a, b) in enumerate(self._played, 1))
 

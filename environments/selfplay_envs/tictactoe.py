@@ -52,6 +52,9 @@ class TicTacToe(Environment):
         rewards = {s: 1.0 if s == winner else -1.0 for s in self.seats}
         return Outcome(rewards=rewards, winners=(winner,), reason=f"{winner} has three in a line")
 
+    def private(self, seat: str) -> str:
+        return ""  # nothing is hidden
+
     def transcript(self) -> str:
         marks = [mark.upper() or str(i + 1) for i, mark in enumerate(self._board)]
         return "\n".join(" ".join(marks[row : row + 3]) for row in (0, 3, 6))

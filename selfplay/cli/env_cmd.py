@@ -11,6 +11,7 @@ from collections import defaultdict
 import click
 import msgspec
 
+from selfplay.cli import env_check_cmd
 from selfplay.config.load import parse_override
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output, and nothing else there.")
@@ -27,7 +28,10 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
 
 @click.group()
 def command() -> None:
-    """List and inspect environments."""
+    """List, inspect, write, check, publish and install environments."""
+
+
+command.add_command(env_check_cmd.command)
 
 
 @command.command("list")

@@ -6,12 +6,13 @@
 How it can end: *natural* (the game says so), *forfeit* (a seat made no legal move in its tries), *truncated* (a cap on
 turns, tokens or time, or a context that is full). A game that is over when a cap is reached has ended naturally.
 Everything else raises: `EnvironmentFault` for the game's own bug, `EngineError` when a model gave no answer; neither is
-ever a result. Players are closed however it ends.
+ever a result. Players and the game are closed however it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -21,7 +22,7 @@ import msgspec
 
 from selfplay.agent import Answer, Decision, Player
 from selfplay.environment import Environment, JuryQuestion
-from selfplay.errors import EngineError, IllegalMove, UserError
+from selfplay.errors import EngineError, EnvironmentFault, IllegalMove, UserError
 from selfplay.play.jury import Jury
 from selfplay.play.table import Table
 from selfplay.play.text import clean
@@ -65,10 +66,14 @@ async def play(
     try:
         episode = await game.play(env_source)
     except BaseException:
-        # The first error is the one to be seen; a player that cannot even be closed adds nothing to it.
+        # The first error is the one to be seen; what cannot even be closed adds nothing to it.
+        with contextlib.suppress(EnvironmentFault):
+            game.close()
         await _close_all(players)
         raise
-    for failure in await _close_all(players):
+    failures = await _close_all(players)
+    game.close()
+    for failure in failures:
         raise failure
     return episode
 
@@ -92,6 +97,9 @@ class _Game:
         self._turns: list[Turn] = []
         self._num_tokens = 0
         self._yielded_at = 0.0
+
+    def close(self) -> None:
+        self._table.close()
 
     async def play(self, env_source: str) -> Episode:
         _check_seats(self._table.seats, self._players, self._match)

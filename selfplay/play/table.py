@@ -6,6 +6,7 @@ returns that it may not, becomes an `EnvironmentFault` with the original traceba
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -24,8 +25,8 @@ class Table:
 
     def __init__(self, env_id: str, environment: Environment, seed: int) -> None:
         self.seats = tuple(environment.seats)
-        self._environment = environment
-        self._inside = _Inside(env_id, seed)
+        self._env_id, self._environment, self._seed = env_id, environment, seed
+        self._inside = _Inside(env_id, seed, numpy=environment.global_random)
         self._rules: dict[str, str] = {}
 
     @property
@@ -37,6 +38,11 @@ class Table:
     @property
     def num_printed_chars(self) -> int:
         return self._inside.num_printed_chars
+
+    @property
+    def random_was_used(self) -> bool:
+        """Whether the environment touched the generator behind ``random.random()`` so far."""
+        return self._inside.random_was_used()
 
     def open_round(self, moves: Mapping[str, str] | None = None) -> tuple[Decision, ...]:
         """Apply the last round's moves at once, if there was one; then one decision per seat that moves now.
@@ -80,6 +86,11 @@ class Table:
         view = _text(game.view(seat), "view")
         return Decision(seat=seat, round=number, rules=self._rules[seat], view=view, legal_moves=legal)
 
+    def look_again(self) -> tuple[Decision, ...]:
+        """The decisions of the open round once more, as the game tells them now."""
+        with self._inside:
+            return tuple([self._decision(seat, self._inside.turn) for seat in self._environment.to_move()])
+
     def parse(self, seat: str, text: str) -> str:
         """The seat's move; raises `IllegalMove` as the environment does."""
         self._inside.seat = seat
@@ -109,6 +120,32 @@ class Table:
         with self._inside:
             return _text(self._environment.transcript(), "transcript")
 
+    def raw_texts(self, seat: str) -> dict[str, str]:
+        """``view`` and ``rules`` of a seat exactly as the game gives them."""
+        self._inside.seat = seat
+        with self._inside:
+            return {"view": self._environment.view(seat), "rules": self._environment.rules(seat)}
+
+    def private(self, seat: str) -> str | None:
+        """What the game says that only ``seat`` knows, if it says so."""
+        self._inside.seat = seat
+        with self._inside:
+            told = self._environment.private(seat)
+            return None if told is None else _text(told, "private")
+
+    def copy(self) -> Table:
+        """A table with a deep copy of the environment, at the same point of the game."""
+        with self._inside:
+            twin = Table(self._env_id, copy.deepcopy(self._environment), self._seed)
+        twin._inside.turn, twin._rules = self._inside.turn, dict(self._rules)
+        return twin
+
+    def close(self) -> None:
+        """Let the environment let go of what it holds."""
+        self._inside.seat = ""
+        with self._inside:
+            self._environment.close()
+
     def forfeit_rewards(self, offenders: Sequence[str]) -> dict[str, float]:
         """What the declared forfeit gives each seat; see `Forfeit` for games of more than two seats."""
         self._inside.seat = offenders[0]
@@ -126,8 +163,8 @@ class Table:
 class _Inside(Isolation):
     """The boundary to environment code: isolation on the way in, one kind of error on the way out."""
 
-    def __init__(self, env_id: str, seed: int) -> None:
-        super().__init__(derive_seed(seed, "play"))
+    def __init__(self, env_id: str, seed: int, *, numpy: bool) -> None:
+        super().__init__(derive_seed(seed, "play"), numpy=numpy)
         self.seat, self.turn = "", 0
         self._env_id, self._seed = env_id, seed
 

@@ -82,7 +82,7 @@ def make_environment(env_id: str, params: Mapping[str, Scalar], seed: int) -> En
     given = with_preset(env_id, loaded.kind.presets, params)
     values = check_values(env_id, loaded.parameters, given)
     try:
-        with Isolation(derive_seed(seed, "construction")):
+        with Isolation(derive_seed(seed, "construction"), numpy=loaded.kind.global_random):
             environment = loaded.kind(random.Random(seed), **values)
             environment.seats = tuple(str(s) for s in environment.seats)
     except ConfigError as e:
