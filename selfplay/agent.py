@@ -25,6 +25,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     view: str
     legal_moves: tuple[str, ...] | None
     complaint: str = ""
+    suggestions: tuple[str, ...] = ()
+    """For players that cannot read: answers worth trying where any text is a move."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

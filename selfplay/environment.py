@@ -15,6 +15,7 @@ eliminated is simply never returned by ``to_move`` again. Hidden information is 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 from collections.abc import Mapping, Sequence
@@ -100,6 +101,10 @@ class Environment:
         """The moves ``seat`` may make, or None when any text is a move."""
         return None
 
+    def suggestions(self, seat: str) -> Sequence[str]:
+        """Answers worth trying for players that cannot read, in games where any text is a move; none by default."""
+        return ()
+
     def parse(self, seat: str, text: str) -> str:
         """Turn a seat's answer into a move; raise `IllegalMove` with the reason to show the seat.
 
@@ -156,17 +161,27 @@ def named_move(text: str, legal: Sequence[str]) -> str:
 
     Linear in the text; only its last `MAX_PARSED_CHARS` characters are read.
     """
+    if text.strip() in legal:  # word for word: names may differ in nothing but case or marks
+        return text.strip()
     words = _words(text[-MAX_PARSED_CHARS:])
+    ends: dict[str, list[int]] = {}
+    for end in range(len(words), 0, -1):
+        ends.setdefault(words[end - 1], []).append(end)
     best: tuple[int, int, str] | None = None
     for move in legal:
-        wanted = _words(move)
-        for end in range(len(words), len(wanted) - 1, -1):
-            if words[end - len(wanted) : end] == wanted:
+        wanted = _move_words(move)
+        for end in ends.get(wanted[-1], ()) if wanted else ():
+            if tuple(words[max(0, end - len(wanted)) : end]) == wanted:
                 best = max(best or (0, 0, ""), (end, len(wanted), move))
                 break
     if best is None:
         raise IllegalMove(f"not a legal move; answer with one of: {', '.join(legal)}")
     return best[2]
+
+
+@functools.lru_cache(8192)
+def _move_words(move: str) -> tuple[str, ...]:
+    return tuple(_words(move))
 
 
 def _words(text: str) -> list[str]:

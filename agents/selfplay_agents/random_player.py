@@ -1,4 +1,4 @@
-"""The random player: a uniform legal move, or a seeded canned sentence where any text is a move."""
+"""The random player: a uniform legal move; where any text is a move, what the game suggests or a canned sentence."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class RandomPlayer:
     async def decide(self, decision: Decision) -> Answer:
         if decision.legal_moves is not None:
             return Answer(text=self._rng.choice(decision.legal_moves))
+        if decision.suggestions:
+            return Answer(text=self._rng.choice(decision.suggestions))
         return Answer(text=" ".join(self._rng.choice(words) for words in (_SUBJECTS, _VERBS, _OBJECTS)) + ".")
 
     async def close(self) -> None:

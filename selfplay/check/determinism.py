@@ -18,19 +18,20 @@ from selfplay.errors import EnvironmentFault
 from selfplay.types import Scalar
 
 NUM_REPEATED, NUM_ABROAD, NUM_COPIED = 12, 4, 6
+"""Games per check at most; fewer where one game takes long."""
 CHILD_TIMEOUT_S = 30.0
 
 
-def same_again(make: Make, faults: Faults) -> Check:
+def same_again(make: Make, num: int, faults: Faults) -> Check:
     """Two games of one seed, one after the other."""
-    for number in range(NUM_REPEATED):
+    for number in range(num):
         _compare(faults, number, make(number).to_end(), make(number).to_end(), "played again, the same seed differs")
-    return faults.result("seed", f"{NUM_REPEATED} games replayed alike")
+    return faults.result("seed", f"{num} games replayed alike")
 
 
-def interleaved(make: Make, faults: Faults) -> Check:
+def interleaved(make: Make, num: int, faults: Faults) -> Check:
     """Two games round by round in turn, against the same games apart."""
-    for number in range(0, NUM_REPEATED, 2):
+    for number in range(0, num, 2):
         apart = make(number).to_end(), make(number + 1).to_end()
         together = make(number), make(number + 1)
         going = list(together)
@@ -38,14 +39,15 @@ def interleaved(make: Make, faults: Faults) -> Check:
             going = [g for g in going if g.go_on()]
         for alone, beside in zip(apart, together, strict=True):
             _compare(faults, alone.number, alone, beside, "beside another game of the process it differs")
-    return faults.result("interleaved", f"{NUM_REPEATED // 2} pairs of games do not touch each other")
+    return faults.result("interleaved", f"{(num + 1) // 2} pairs of games do not touch each other")
 
 
-def other_processes(env_id: str, params: Mapping[str, Scalar], make: Make, faults: Faults) -> Check:
+def other_processes(env_id: str, params: Mapping[str, Scalar], make: Make, num: int, max_rounds: int, faults: Faults) -> Check:
     """The same games in two fresh processes with other hash seeds."""
-    here = [make(number).to_end() for number in range(NUM_ABROAD)]
+    num = min(num, NUM_ABROAD)
+    here = [make(number).to_end() for number in range(num)]
     for hash_seed in (1, 2):
-        there = _digests_of_child(env_id, params, hash_seed)
+        there = _digests_of_child(env_id, params, num, max_rounds, hash_seed)
         if isinstance(there, str):
             faults.add(f"a fresh process could not play: {there}")
             break
@@ -60,13 +62,13 @@ def other_processes(env_id: str, params: Mapping[str, Scalar], make: Make, fault
                 faults.add(
                     f"with PYTHONHASHSEED={hash_seed} it differs at: {line[:200]}", seed=game.number, turn=_turn(line)
                 )
-    return faults.result("processes", f"{NUM_ABROAD} games alike in 2 processes of other hash seeds")
+    return faults.result("processes", f"{num} games alike in 2 processes of other hash seeds")
 
 
-def global_random(make: Make, faults: Faults) -> Check:
+def global_random(make: Make, num: int, faults: Faults) -> Check:
     """Whether the module-level generators are drawn from or seeded."""
     used = []
-    for number in range(NUM_REPEATED):
+    for number in range(num):
         before = _numpy_state()
         game = make(number)
         turn: int | None = None
@@ -88,10 +90,10 @@ def global_random(make: Make, faults: Faults) -> Check:
     return faults.result("global-random", "module-level generators are left alone")
 
 
-def copies(make: Make, faults: Faults) -> Check:
+def copies(make: Make, num: int, faults: Faults) -> Check:
     """A deep copy in mid-game goes the same way, and does not touch the original."""
     num_copied = 0
-    for number in range(NUM_COPIED):
+    for number in range(min(num, NUM_COPIED)):
         game = make(number)
         if game.environment.global_random:
             return Check(name="copy", status="note", text="not checked: the game draws from module-level generators")
@@ -130,11 +132,11 @@ def _numpy_state() -> str | None:
     return None if numpy is None else repr(numpy.random.get_state(legacy=False))
 
 
-def _digests_of_child(env_id: str, params: Mapping[str, Scalar], hash_seed: int) -> list[list[str]] | str:
+def _digests_of_child(env_id: str, params: Mapping[str, Scalar], num: int, max_rounds: int, hash_seed: int) -> list[list[str]] | str:
     """Digests of the first games from a fresh process, or what went wrong there."""
     from selfplay.registry.describe import scrubbed_environ
 
-    request = json.dumps({"env": env_id, "params": dict(params), "num": NUM_ABROAD})
+    request = json.dumps({"env": env_id, "params": dict(params), "num": num, "max_rounds": max_rounds})
     environ = {**scrubbed_environ(), "PYTHONHASHSEED": str(hash_seed)}
     command = [sys.executable, "-m", "selfplay.check.determinism", request]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
@@ -166,7 +168,9 @@ def main(argument: str) -> None:
     """Entry of the fresh process: digests of the first games as one JSON line, the last of its output."""
     request = json.loads(argument)
     try:
-        games: Sequence[RandomGame] = [RandomGame(request["env"], request["params"], n) for n in range(request["num"])]
+        games: Sequence[RandomGame] = [
+            RandomGame(request["env"], request["params"], n, request["max_rounds"]) for n in range(request["num"])
+        ]
         print("\n" + json.dumps([g.to_end().digests() for g in games]), flush=True)
     except EnvironmentFault as e:
         sys.exit(str(e))

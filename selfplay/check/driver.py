@@ -26,7 +26,9 @@ T = TypeVar("T")
 class RandomGame:
     """One game; `advance` plays a round. After the end ``ended`` says how, and ``outcome`` is there if it was natural."""
 
-    def __init__(self, env_id: str, params: Mapping[str, Scalar], number: int) -> None:
+    def __init__(
+        self, env_id: str, params: Mapping[str, Scalar], number: int, max_rounds: int | None = None
+    ) -> None:
         self.env_id, self.params, self.number = env_id, params, number
         self.seed = derive_seed(number, "play", 0)
         self.environment = make_environment(env_id, params, self.seed)
@@ -34,6 +36,7 @@ class RandomGame:
         self.players = self._players()
         self.lines: list[str] = []
         self.num_turns = 0
+        self._rounds_left = max_rounds if max_rounds is not None else 1 << 60
         self.ended = ""
         self.outcome: Outcome | None = None
         self.decisions: tuple[Decision, ...] = ()
@@ -47,6 +50,8 @@ class RandomGame:
             self.lines.append(f"{d.round} {d.seat}:{rules} {d.view!r} {d.legal_moves!r}")
         if not self.decisions:
             self._finish()
+        elif self._rounds_left == 0:
+            self._end("cut", f"after {self.num_turns} turns")
         elif self.num_turns >= self.environment.max_turns:
             self._end("truncated", f"after {self.num_turns} turns")
         return () if self.ended else self.decisions
@@ -87,6 +92,7 @@ class RandomGame:
         """Take these moves for the open round; the next `open` applies them."""
         self.lines.append(f"{list(moves.items())!r}")
         self.num_turns += len(moves)
+        self._rounds_left -= 1
         self._moves = moves
 
     def go_on(self) -> bool:

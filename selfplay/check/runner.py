@@ -22,8 +22,11 @@ from selfplay.registry import environment_source, resolve_environment_id
 from selfplay.types import Scalar
 
 NUM_GAMES, GAMES_S = 200, 3.0
-"""Random games per check: so many, or as many as fit into so many seconds (at least 3)."""
-GAME_S = 20.0
+"""Random games per check: so many, or as many as fit into so many seconds (at least 2)."""
+GAME_S = 8.0
+"""A game that takes longer is left where it is."""
+REPEATED_S = 1.0
+"""So much may one game, and all first games, of the checks of determinism take."""
 
 
 class Played(msgspec.Struct):
@@ -34,6 +37,16 @@ class Played(msgspec.Struct):
     times_s: list[float]
     memory: list[int]
     num_turns: int = 0
+
+    def num_repeats(self) -> int:
+        """How many games the checks of determinism can afford."""
+        game_s = sum(self.times_s) / max(1, len(self.memory))
+        return max(1, min(determinism.NUM_REPEATED, int(REPEATED_S / max(game_s, 1e-3))))
+
+    def max_rounds(self) -> int:
+        """How many rounds of a game they can afford."""
+        round_s = sum(self.times_s) / max(1, len(self.times_s))
+        return max(30, int(REPEATED_S / max(round_s, 1e-6)))
 
 
 def check_here(
@@ -92,13 +105,18 @@ def _checks(
     if played.games:
         yield run("rewards", lambda f: results.rewards(played.games, f))
     yield results.seat_bias(played.games)
-    yield run("seed", lambda f: determinism.same_again(make, f))
-    yield run("interleaved", lambda f: determinism.interleaved(make, f))
-    yield run("processes", lambda f: determinism.other_processes(env_id, params, make, f))
-    yield run("global-random", lambda f: determinism.global_random(make, f))
-    yield run("copy", lambda f: determinism.copies(make, f))
+    num, max_rounds = played.num_repeats(), played.max_rounds()
+
+    def make_short(number: int) -> RandomGame:
+        return RandomGame(env_id, params, number, max_rounds)
+
+    yield run("seed", lambda f: determinism.same_again(make_short, num, f))
+    yield run("interleaved", lambda f: determinism.interleaved(make_short, num, f))
+    yield run("processes", lambda f: determinism.other_processes(env_id, params, make_short, num, max_rounds, f))
+    yield run("global-random", lambda f: determinism.global_random(make_short, num, f))
+    yield run("copy", lambda f: determinism.copies(make_short, num, f))
     yield run("forfeit", lambda f: results.forfeits(make, f))
-    yield run("close", lambda f: resources.closing(make, f))
+    yield run("close", lambda f: resources.closing(make_short, f))
     if played.times_s:
         yield run("cost", lambda f: resources.cost(played.times_s, played.memory, played.num_turns, f))
     yield run("output", lambda f: resources.output(played.games, *raw_output(), f))
@@ -127,7 +145,7 @@ def _play(
     until, num_raised, num_done = time.perf_counter() + GAMES_S, 0, 0
     first_memory = resources.memory_bytes()
     for number in range(num_games):
-        if number >= 3 and (time.perf_counter() > until or num_raised > 10):
+        if number >= 2 and (time.perf_counter() > until or num_raised > 10):
             break
         try:
             game = make(number)

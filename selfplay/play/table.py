@@ -84,7 +84,10 @@ class Table:
             if not legal:
                 raise ValueError("legal_moves() is empty for a seat that is to move")
         view = _text(game.view(seat), "view")
-        return Decision(seat=seat, round=number, rules=self._rules[seat], view=view, legal_moves=legal)
+        suggestions = () if legal is not None else tuple([clean(str(s)) for s in game.suggestions(seat)])
+        return Decision(
+            seat=seat, round=number, rules=self._rules[seat], view=view, legal_moves=legal, suggestions=suggestions
+        )
 
     def look_again(self) -> tuple[Decision, ...]:
         """The decisions of the open round once more, as the game tells them now."""
