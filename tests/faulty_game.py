@@ -46,6 +46,8 @@ class Faulty(Environment):
             time.sleep(1.2)
         if self.kind == "simultaneous-leak":
             self.junk = f"{seat} said {text[:5]}"
+        if self.kind == "ambiguous":
+            return super().parse(seat, text.lower())
         if self.kind == "lenient":
             return text
         return super().parse(seat, text)

@@ -17,7 +17,7 @@ LEVELS = (
     ("types", "errors", "config", "process"),
     ("wire", "registry", "environment", "agent", "models"),
     ("play", "check", "buffer", "store", "league", "scoring", "sync", "evaluation"),
-    ("pool", "policy", "training"),
+    ("pool", "policy", "training", "export"),
     ("controller",),
     ("launch", "cli", "bench"),
 )

@@ -42,7 +42,9 @@ def interleaved(make: Make, num: int, faults: Faults) -> Check:
     return faults.result("interleaved", f"{(num + 1) // 2} pairs of games do not touch each other")
 
 
-def other_processes(env_id: str, params: Mapping[str, Scalar], make: Make, num: int, max_rounds: int, faults: Faults) -> Check:
+def other_processes(
+    env_id: str, params: Mapping[str, Scalar], make: Make, num: int, max_rounds: int, faults: Faults
+) -> Check:
     """The same games in two fresh processes with other hash seeds."""
     num = min(num, NUM_ABROAD)
     here = [make(number).to_end() for number in range(num)]
@@ -73,9 +75,9 @@ def global_random(make: Make, num: int, faults: Faults) -> Check:
         game = make(number)
         turn: int | None = None
         while game.go_on():
-            if turn is None and game.table.random_was_used:
+            if turn is None and game.random_was_used:
                 turn = game.num_turns
-        touched = game.table.random_was_used
+        touched = game.random_was_used
         if touched or (before is not None and _numpy_state() != before):
             used.append((number, turn, "random" if touched else "numpy.random"))
     if used and make(0).environment.global_random:
@@ -132,7 +134,9 @@ def _numpy_state() -> str | None:
     return None if numpy is None else repr(numpy.random.get_state(legacy=False))
 
 
-def _digests_of_child(env_id: str, params: Mapping[str, Scalar], num: int, max_rounds: int, hash_seed: int) -> list[list[str]] | str:
+def _digests_of_child(
+    env_id: str, params: Mapping[str, Scalar], num: int, max_rounds: int, hash_seed: int
+) -> list[list[str]] | str:
     """Digests of the first games from a fresh process, or what went wrong there."""
     from selfplay.registry.describe import scrubbed_environ
 

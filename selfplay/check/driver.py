@@ -17,7 +17,7 @@ from selfplay.environment import JuryQuestion, Outcome
 from selfplay.errors import EnvironmentFault, IllegalMove
 from selfplay.play import sit_down
 from selfplay.play.table import Table
-from selfplay.registry import make_environment
+from selfplay.registry import Isolation, load_environment, make_environment
 from selfplay.types import Match, Scalar, SeatAssignment, derive_seed
 
 T = TypeVar("T")
@@ -26,12 +26,13 @@ T = TypeVar("T")
 class RandomGame:
     """One game; `advance` plays a round. After the end ``ended`` says how, and ``outcome`` is there if it was natural."""
 
-    def __init__(
-        self, env_id: str, params: Mapping[str, Scalar], number: int, max_rounds: int | None = None
-    ) -> None:
+    def __init__(self, env_id: str, params: Mapping[str, Scalar], number: int, max_rounds: int | None = None) -> None:
         self.env_id, self.params, self.number = env_id, params, number
         self.seed = derive_seed(number, "play", 0)
-        self.environment = make_environment(env_id, params, self.seed)
+        self._construction = Isolation(
+            derive_seed(self.seed, "construction"), numpy=load_environment(env_id).global_random
+        )
+        self.environment = make_environment(env_id, params, self.seed, self._construction)
         self.table = Table(env_id, self.environment, self.seed)
         self.players = self._players()
         self.lines: list[str] = []
@@ -70,6 +71,11 @@ class RandomGame:
                 continue
         self._end("forfeit", f"{decision.seat} gave no acceptable answer")
         return None
+
+    @property
+    def random_was_used(self) -> bool:
+        """Whether the generator behind ``random.random()`` was touched, from the constructor on."""
+        return self._construction.random_was_used() or self.table.random_was_used
 
     def advance(self) -> bool:
         """Play one round; False when the game is over."""

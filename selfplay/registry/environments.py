@@ -73,8 +73,11 @@ def environment_parameters(env_id: str) -> tuple[Parameter, ...]:
     return _load(env_id).parameters
 
 
-def make_environment(env_id: str, params: Mapping[str, Scalar], seed: int) -> Environment:
-    """One game, ready to be played once, with a random generator of its own.
+def make_environment(
+    env_id: str, params: Mapping[str, Scalar], seed: int, isolation: Isolation | None = None
+) -> Environment:
+    """One game, ready to be played once, with a random generator of its own. ``isolation`` is entered around the
+    constructor; a fresh one unless it is given.
 
     Raises `UserError` for a bad id or parameter and `EnvironmentFault` when the constructor itself raises.
     """
@@ -82,7 +85,7 @@ def make_environment(env_id: str, params: Mapping[str, Scalar], seed: int) -> En
     given = with_preset(env_id, loaded.kind.presets, params)
     values = check_values(env_id, loaded.parameters, given)
     try:
-        with Isolation(derive_seed(seed, "construction"), numpy=loaded.kind.global_random):
+        with isolation or Isolation(derive_seed(seed, "construction"), numpy=loaded.kind.global_random):
             environment = loaded.kind(random.Random(seed), **values)
             environment.seats = tuple(str(s) for s in environment.seats)
     except ConfigError as e:

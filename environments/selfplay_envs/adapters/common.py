@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 
@@ -17,7 +18,9 @@ EXTRA = "envs"
 def library(module: str, feature: str, distribution: str = "") -> ModuleType:
     """Import a library, or raise `MissingExtraError` that says how to get it."""
     try:
-        return importlib.import_module(module)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # libraries announce at import what they will change one day
+            return importlib.import_module(module)
     except ModuleNotFoundError as e:
         if e.name is None or e.name.partition(".")[0] != module.partition(".")[0]:
             raise

@@ -6,6 +6,7 @@ numbers. The reward is the sum over the episode; the library's time limit cuts a
 
 from __future__ import annotations
 
+import inspect
 import random
 import re
 import warnings
@@ -155,7 +156,11 @@ class GymAdapter:
         def init(self: GymGame, rng: random.Random, **values: Scalar) -> None:
             GymGame.__init__(self, rng, **values)
 
-        plain = {k: v for k, v in gymnasium.spec(name).kwargs.items() if isinstance(v, bool | int | float | str)}
+        declared = {
+            p.name: p.default for p in inspect.signature(creator).parameters.values() if p.name != "render_mode"
+        }
+        values = {**declared, **gymnasium.spec(name).kwargs}
+        plain = {k: v for k, v in values.items() if isinstance(v, bool | int | float | str)}
         found.__init__ = with_parameters(init, plain)  # type: ignore[misc]
         return found
 

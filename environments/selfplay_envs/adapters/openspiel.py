@@ -162,7 +162,7 @@ def _parameters(kind: Any) -> dict[str, Scalar]:
     return {
         name: value
         for name, value in kind.parameter_specification.items()
-        if isinstance(value, bool | int | float | str) and name not in SEED_PARAMETERS
+        if isinstance(value, bool | int | float | str) and name.isidentifier() and name not in SEED_PARAMETERS
     }
 
 

@@ -49,7 +49,9 @@ class LeducForm(StateForm):
     """Cards by name; each round's moves by name."""
 
     def view(self, state: Any, player: int) -> str:
-        fields = dict(part.partition(": ")[::2] for part in state.information_state_string(player).strip("[]").split("]["))
+        fields = dict(
+            part.partition(": ")[::2] for part in state.information_state_string(player).strip("[]").split("][")
+        )
         names = ("fold", "call", "raise")
         rounds = [", ".join(names[int(a)] for a in fields.get(f"Round{i}", "").split()) or "none" for i in (1, 2)]
         public = fields.get("Public")

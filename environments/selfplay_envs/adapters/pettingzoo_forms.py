@@ -55,7 +55,7 @@ def _array_text(value: Any) -> str:
 
 
 class TicTacToeForm(GameForm):
-    """Squares 1 to 9 row by row; the library numbers them column by column."""
+    """Squares 1 to 9, in the order of the library's numbers."""
 
     def view(self, env: Any, seat: str, observed: Any) -> str:
         mine, theirs = observed["observation"][..., 0], observed["observation"][..., 1]
@@ -69,7 +69,7 @@ class TicTacToeForm(GameForm):
         return you if theirs[row, column] else str(3 * row + column + 1)
 
     def move(self, env: Any, seat: str, number: int) -> str:
-        return str(3 * (number % 3) + number // 3 + 1)
+        return str(number + 1)
 
 
 class ConnectFourForm(GameForm):
@@ -121,7 +121,8 @@ class GoForm(GameForm):
         planes, size = observed["observation"], observed["observation"].shape[0]
         me, you = ("X", "O") if env.possible_agents[0] == seat else ("O", "X")
         rows = [
-            f"{size - i:>2} " + " ".join(me if p[0] else you if p[1] else "." for p in row) for i, row in enumerate(planes)
+            f"{size - i:>2} " + " ".join(me if p[0] else you if p[1] else "." for p in row)
+            for i, row in enumerate(planes)
         ]
         return "\n".join([*rows, "   " + " ".join(GO_COLUMNS[:size]), f"You are {me} (X is Black)."])
 
