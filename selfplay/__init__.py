@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from selfplay.agent import Answer, Decision, Message, Player, PlayerContext, PolicyClient, Sampling
+    from selfplay.check import check_environment
     from selfplay.environment import Environment, Forfeit, JuryQuestion, Outcome, named_move
     from selfplay.errors import EnvironmentFault, IllegalMove, RunError, SelfplayError, UserError
+    from selfplay.registry import make_environment
     from selfplay.types import Episode, Limits, Match, PolicyVersion, SeatAssignment, Turn
 
 _HOMES = {
     "selfplay.agent": ("Answer", "Decision", "Message", "Player", "PlayerContext", "PolicyClient", "Sampling"),
+    "selfplay.check": ("check_environment",),
+    "selfplay.registry": ("make_environment",),
     "selfplay.environment": ("Environment", "Forfeit", "JuryQuestion", "Outcome", "named_move"),
     "selfplay.errors": ("EnvironmentFault", "IllegalMove", "RunError", "SelfplayError", "UserError"),
     "selfplay.types": ("Episode", "Limits", "Match", "PolicyVersion", "SeatAssignment", "Turn"),
@@ -46,6 +50,8 @@ __all__ = [
     "Turn",
     "UserError",
     "__version__",
+    "check_environment",
+    "make_environment",
     "named_move",
 ]
 

@@ -26,6 +26,17 @@ GAMES: dict[str, tuple[str, Mapping[str, Scalar], int, tuple[str, ...]]] = {
     "prisoners-dilemma-v0-noisy": (
         "prisoners-dilemma-v0", {"rounds": 4, "continuation": 0.9, "noise": 0.4}, 1, ("cooperate",) * 8,
     ),
+    "connect-four-v0": ("connect-four-v0", {}, 0, ("4", "3", "Column 4!", "3", "4", "3", "5", "3")),
+    "negotiation-v0": ("negotiation-v0", {}, 1, ("I keep 110", "211", "204", "accept")),
+    "liars-dice-v0": (
+        "liars-dice-v0", {"players": 3, "dice": 1, "wild": True}, 4,
+        ("1x3", "2x3", "Liar!", "1x6", "2x6", "liar"),
+    ),
+    "signalling-v0": (
+        "signalling-v0", {"objects": 2, "signals": 2, "rounds": 3}, 0, ("ka", "apple", "lo", "boat", "ka", "The apple."),
+    ),
+    "taboo-v0": ("taboo-v0", {"words": 3}, 5, ("Everest.", "bread", "alps", "I guess mountain")),
+    "werewolf-v0": ("werewolf-v0", {"players": 4}, 0, ("ann", "bob", "cid", "bob", "bob", "cid", "bob", "bob")),
     "debate-v0": (
         "debate-v0", {"rounds": 2, "max_words": 8}, 11,
         ("It saves time.", "It costs nerve.\n> And more.", "It saves time and money for all of us, always.", "So you say."),

@@ -18,7 +18,7 @@ GAMES = {
     "breakthrough": {}, "negotiation": {}, "bargaining": {}, "coop_box_pushing": {}, "phantom_ttt": {}, "hex": {},
     "tiny_hanabi": {}, "first_sealed_auction": {}, "catch": {}, "2048": {}, "nim": {}, "mancala": {}, "oware": {}, "othello": {},
     "checkers": {}, "quoridor": {}, "y": {}, "havannah": {}, "cursor_go": {}, "dark_hex": {}, "dou_dizhu": {}, "euchre": {},
-    "gin_rummy": {}, "havannah": {}, "laser_tag": {}, "lewis_signaling": {}, "pentago": {}, "skat": {}, "solitaire": {},
+    "gin_rummy": {}, "laser_tag": {}, "lewis_signaling": {}, "pentago": {}, "skat": {}, "solitaire": {},
     "trade_comm": {}, "tiny_bridge_2p": {}, "cliff_walking": {}, "deep_sea": {}, "clobber": {}, "coin_game": {},
 }  # fmt: skip
 MAX_ROUNDS = 60

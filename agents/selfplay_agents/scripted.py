@@ -13,12 +13,26 @@ from collections.abc import Callable, Mapping
 from selfplay.agent import Answer, Decision, PlayerContext
 from selfplay.errors import ConfigError, UserError
 from selfplay.registry.parameters import Parameter, check_values
-from selfplay_agents.strategies import prisoners_dilemma
+from selfplay_agents.strategies import (
+    connect_four,
+    liars_dice,
+    negotiation,
+    prisoners_dilemma,
+    signalling,
+    taboo,
+    werewolf,
+)
 
 Strategy = Callable[[Decision, random.Random], str]
 
 STRATEGIES: Mapping[str, Mapping[str, Strategy]] = {
+    "connect-four": connect_four.STRATEGIES,
+    "liars-dice": liars_dice.STRATEGIES,
+    "negotiation": negotiation.STRATEGIES,
     "prisoners-dilemma": prisoners_dilemma.STRATEGIES,
+    "signalling": signalling.STRATEGIES,
+    "taboo": taboo.STRATEGIES,
+    "werewolf": werewolf.STRATEGIES,
 }
 """Game → strategy → function; the first strategy of a game is its default."""
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 import click
 import msgspec
 
-from selfplay.cli import env_check_cmd
+from selfplay.cli import env_check_cmd, env_new_cmd
 from selfplay.config.load import parse_override
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output, and nothing else there.")
@@ -31,7 +31,8 @@ def command() -> None:
     """List, inspect, write, check, publish and install environments."""
 
 
-command.add_command(env_check_cmd.command)
+for part in (env_new_cmd, env_check_cmd):
+    command.add_command(part.command)
 
 
 @command.command("list")

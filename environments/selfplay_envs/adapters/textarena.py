@@ -127,8 +127,8 @@ class TextArenaGame(Environment):
         player, messages = self.env.get_observation()
         self._mover = self.seats[player]
         names = self._speakers()
-        for sender, text, kind in messages:
-            if kind.name == "PROMPT":
+        for sender, text, *kind in messages:
+            if kind and getattr(kind[0], "name", kind[0]) == "PROMPT":
                 self._rules[self._mover].append(str(text))
             else:
                 self._told[self._mover].append(f"[{names.get(sender, sender)}] {text}")
