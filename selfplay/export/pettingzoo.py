@@ -141,7 +141,7 @@ class _Game:
         return self.table
 
 
-class SelfplayAEC(AECEnv[str, Any, Any]):
+class SelfplayAEC(AECEnv[str, Any, Any]):  # type: ignore[misc]  # the library carries no types
     """See `aec_env`."""
 
     def __init__(self, game: _Game) -> None:
@@ -208,7 +208,7 @@ class SelfplayAEC(AECEnv[str, Any, Any]):
             self.infos[agent] = {**self._game.facts(agent), "action_mask": self._game.legal(agent)}
 
 
-class SelfplayParallel(ParallelEnv[str, Any, Any]):
+class SelfplayParallel(ParallelEnv[str, Any, Any]):  # type: ignore[misc]
     """See `parallel_env`."""
 
     def __init__(self, game: _Game) -> None:

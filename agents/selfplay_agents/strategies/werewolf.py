@@ -22,7 +22,7 @@ def _follow(decision: Decision, rng: random.Random) -> str:
         return rng.choice(fresh or legal)
     if not am_wolf and (wolves := [s for s in legal if known.get(s) == "wolf"]):
         return wolves[0]
-    named = Counter(s for s in _SUSPECTED.findall(decision.view) if s in legal)
+    named: Counter[str] = Counter(s for s in _SUSPECTED.findall(decision.view) if s in legal)
     if "Vote:" in decision.view and named:
         return named.most_common(1)[0][0]
     cleared = {s for s, role in known.items() if role != "wolf"} if not am_wolf else set()

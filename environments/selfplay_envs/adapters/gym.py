@@ -53,7 +53,8 @@ class GymForm:
 
 
 def _numbers(value: Any) -> str:
-    if isinstance(value, tuple | list) or getattr(value, "shape", ()):
+    shape: Sequence[int] = getattr(value, "shape", ())
+    if isinstance(value, tuple | list) or shape:
         return "(" + ", ".join(_numbers(v) for v in value) + ")"
     return f"{float(value):.4g}"
 

@@ -191,7 +191,8 @@ def _class(name: str, entry_point: Any) -> Any:
 def _smallest(name: str, kind: Any, arguments: Mapping[str, Any]) -> int:
     """The smallest number of players, two before one, that a game of this kind can begin with."""
     reason = ""
-    for count in (2, 1, *range(3, MAX_PLAYERS + 1)):
+    counts: tuple[int, ...] = (2, 1, *range(3, MAX_PLAYERS + 1))
+    for count in counts:
         try:
             kind(**arguments).reset(num_players=count, seed=0)
         except Exception as e:  # noqa: BLE001 - the boundary to the library: games refuse a count in many ways
