@@ -12,7 +12,7 @@ from selfplay.check.events import Event, Request
 from selfplay.check.runner import check_here
 from selfplay.errors import ConfigError, EnvironmentFault, UserError
 
-_STACK_BEFORE_S = 1.0
+_STACK_BEFORE_S = 2.0
 
 
 def main(argument: str) -> None:
