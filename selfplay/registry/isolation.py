@@ -99,8 +99,9 @@ class Isolation:
     def __init__(self, seed: int, *, numpy: bool = False) -> None:
         self._begun, self._numpy = derive_seed(seed, "global random"), NumpyState(seed) if numpy else None
         self._own: Any = random.Random(self._begun)
-        self._outer: Any = random.Random(0)
-        self._own_state, self._outer_state = _state_of(self._own), _state_of(self._outer)
+        self._own_state = _state_of(self._own)
+        self._outer: Any = None
+        self._outer_gauss: Any = None
         self._printed = _Counter()
         self._stdout: Any = None
 
@@ -115,10 +116,10 @@ class Isolation:
 
     def __enter__(self) -> None:
         if _global_state is None:
-            self._outer.setstate(_global.getstate())
+            self._outer = _global.getstate()
             _global.setstate(self._own.getstate())
         else:
-            self._outer_state[:], self._outer.gauss_next = _global_state, _global.gauss_next
+            self._outer, self._outer_gauss = bytes(_global_state), _global.gauss_next
             _global_state[:], _global.gauss_next = self._own_state, self._own.gauss_next
         self._stdout, sys.stdout = sys.stdout, self._printed
         if self._numpy is not None:
@@ -132,7 +133,7 @@ class Isolation:
             self._numpy.leave()
         if _global_state is None:
             self._own.setstate(_global.getstate())
-            _global.setstate(self._outer.getstate())
+            _global.setstate(self._outer)
         else:
             self._own_state[:], self._own.gauss_next = _global_state, _global.gauss_next
-            _global_state[:], _global.gauss_next = self._outer_state, self._outer.gauss_next
+            _global_state[:], _global.gauss_next = self._outer, self._outer_gauss
