@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def nim(tmp_path: Path) -> Path:
-    (source,) = re.findall(r"```python\n(from selfplay import Environment\n.*?)```", (ROOT / "README.md").read_text(), re.S)
+    (source,) = re.findall(
+        r"```python\n(from selfplay import Environment\n.*?)```", (ROOT / "README.md").read_text(), re.S
+    )
     path = tmp_path / "nim.py"
     path.write_text(source, "utf-8")
     return path

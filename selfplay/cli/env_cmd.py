@@ -11,7 +11,7 @@ from collections import defaultdict
 import click
 import msgspec
 
-from selfplay.cli import env_check_cmd, env_new_cmd
+from selfplay.cli import env_check_cmd, env_hub_cmd, env_new_cmd, env_replay_cmd
 from selfplay.config.load import parse_override
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output, and nothing else there.")
@@ -31,15 +31,22 @@ def command() -> None:
     """List, inspect, write, check, publish and install environments."""
 
 
-for part in (env_new_cmd, env_check_cmd):
-    command.add_command(part.command)
+for part in (
+    env_new_cmd.command,
+    env_check_cmd.command,
+    env_hub_cmd.publish,
+    env_hub_cmd.install,
+    env_replay_cmd.command,
+):
+    command.add_command(part)
 
 
 @command.command("list")
+@env_hub_cmd.hub_option
 @json_option
-def list_(as_json: bool) -> None:
-    """Show every installed environment; a broken one is a line that says so."""
-    rows = _rows()
+def list_(hub: str | None, as_json: bool) -> None:
+    """Show every installed environment, or with --hub those in a hub; a broken one is a line that says so."""
+    rows = _rows() if hub is None else _rows_of_hub(hub)
     if as_json:
         click.echo(msgspec.json.encode({"environments": rows}).decode())
         return
@@ -94,6 +101,21 @@ def _rows() -> list[_Row]:
             problem = f"offered by {' and by '.join(e.source for e in entries)}: uninstall one of them"
         rows.append(_Row(id=env_id, source=entries[0].source, entry_point=entries[0].target, problem=problem))
     return rows
+
+
+def _rows_of_hub(hub: str) -> list[_Row]:
+    from selfplay.registry.hub import published
+
+    return [
+        _Row(
+            id=e.id,
+            source=f"{p.project} {p.version} {e.source.split()[-1]}",
+            entry_point=", ".join(e.seats),
+            problem="",
+        )
+        for p in published(env_hub_cmd.hub_folder(hub))
+        for e in p.environments
+    ]
 
 
 def _toml(value: object) -> str:

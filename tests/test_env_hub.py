@@ -1,0 +1,121 @@
+"""Publishing to a hub folder and reading it; replaying old episodes, or why not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from selfplay.cli import env_hub_cmd
+from selfplay.cli.main import main
+from selfplay.registry.hub import PublishedEnvironment, find_published, published
+
+GAME = (Path(__file__).parents[1] / "examples" / "nim.py").read_text("utf-8")
+PUBLISHED = PublishedEnvironment(
+    id="alice/sticks-v0", source="alice-sticks 1 sha256:0", seats=("a", "b"), doc="", checks={}
+)
+
+
+def wheel_of(folder: Path, version: str, source: str = GAME) -> Path:
+    """A wheel as a build backend would leave it."""
+    path = folder / f"alice_sticks-{version}-py3-none-any.whl"
+    info = f"alice_sticks-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("alice_sticks.py", source)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: alice-sticks\nVersion: {version}\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/entry_points.txt", "[selfplay.environments]\nalice/sticks-v0 = alice_sticks:Nim\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a wheel of `build(version, source)` is published to."""
+    monkeypatch.setenv("SELFPLAY_HUB", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def publish(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, source: str = GAME) -> int:
+    monkeypatch.setattr(env_hub_cmd, "_built", lambda package, work: wheel_of(tmp_path, version, source))
+    return main(["env", "publish", "."])
+
+
+def test_a_sound_wheel_is_published_listed_and_installable(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert publish(monkeypatch, tmp_path, "1.2") == 0
+    assert main(["env", "list", "--hub", str(hub)]) == 0
+    assert "alice/sticks-v0  alice-sticks 1.2 sha256:" in capsys.readouterr().out
+    (entry,) = published(hub)
+    assert entry.environments[0].seats == ("first", "second")
+    assert "fault" not in entry.environments[0].checks.values()
+    # The folder is an index for the ordinary client.
+    target = tmp_path / "installed"
+    command = [
+        sys.executable, "-m", "pip", "-q", "--isolated", "--disable-pip-version-check", "install", "--no-deps",
+        "--target", str(target), "--index-url", hub.as_uri(), "alice-sticks==1.2",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (target / "alice_sticks.py").is_file(), done.stderr
+    with zipfile.ZipFile(hub / "alice-sticks" / entry.wheel) as archive:
+        assert archive.read("alice_sticks.py").decode() == GAME
+
+
+def test_a_faulty_wheel_is_refused(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = GAME.replace("self.turn += 1", "raise ValueError('bad card 53')")
+    assert publish(monkeypatch, tmp_path, "1.3", bad) == 1
+    assert "alice/sticks-v0 is not published: games: raises ValueError: bad card 53" in capsys.readouterr().err
+    assert not hub.exists()
+
+
+def test_a_version_never_changes_and_names_are_found(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(env_hub_cmd, "_checked", lambda env_id, unpacked: PUBLISHED)
+    assert publish(monkeypatch, tmp_path, "1.9") == 0
+    assert publish(monkeypatch, tmp_path, "1.10") == 0
+    assert publish(monkeypatch, tmp_path, "1.10", GAME + "\n") == 2
+    assert "a published version never changes, raise the version" in capsys.readouterr().err
+    assert find_published(hub, "alice/sticks").version == "1.10"
+    assert find_published(hub, "alice-sticks==1.9").version == "1.9"
+    for wanted, message in (("alice/sticks==7", "1.9, 1.10, not 7"), ("alice/stick", "did you mean 'alice/sticks-v0'")):
+        assert main(["env", "install", wanted]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_no_hub_and_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SELFPLAY_HUB", raising=False)
+    assert main(["env", "publish", str(tmp_path)]) == 2
+    assert "which hub? give --hub FOLDER or set SELFPLAY_HUB" in capsys.readouterr().err
+    assert main(["env", "publish", str(tmp_path), "--hub", str(tmp_path / "hub")]) == 2
+    assert "has no pyproject.toml" in capsys.readouterr().err
+    assert main(["env", "list", "--hub", str(tmp_path / "nowhere")]) == 2
+
+
+def test_episodes_are_replayed_or_it_is_said_why_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", "kuhn-poker-v0", "--games", "3", "--json"]) == 0
+    recorded = json.loads(capsys.readouterr().out)
+    path = tmp_path / "games.json"
+    path.write_text(json.dumps(recorded), "utf-8")
+    assert main(["env", "replay", str(path)]) == 0
+    assert capsys.readouterr().out.count("replayed, the same result") == 3
+    recorded["episodes"][0]["env_source"] = "selfplay 0.0.1 sha256:000000000000"
+    recorded["episodes"][1]["rewards"] = {"player_0": 0.5, "player_1": -0.5}
+    path.write_text(json.dumps(recorded), "utf-8")
+    assert main(["env", "replay", str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "not replayed: it was played with selfplay 0.0.1 sha256:000000000000, installed is selfplay " in lines[0]
+    assert "differs: rewards are" in lines[1]
+    path.write_text("{}", "utf-8")
+    assert main(["env", "replay", str(path)]) == 2
