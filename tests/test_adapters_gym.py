@@ -7,6 +7,7 @@ import random
 import gymnasium
 import pytest
 
+from selfplay.cli.main import main
 from selfplay.errors import UserError
 from selfplay.registry import describe, make_environment
 
@@ -52,3 +53,11 @@ def test_games_that_cannot_be_had() -> None:
         describe("gym:Pendulum-v1")
     with pytest.raises(UserError, match="did you mean 'FrozenLake-v1'"):
         make_environment("gym:FrozenLak-v1", {}, 0)
+
+
+def test_a_librarys_games_are_listed_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["env", "list", "gym:"]) == 0
+    assert "gym:FrozenLake-v1" in capsys.readouterr().out
+    assert main(["env", "list"]) == 0
+    assert "games of other libraries: gym:, openspiel:, pettingzoo:, textarena:" in capsys.readouterr().out
+    assert main(["env", "list", "nothing:"]) == 2

@@ -129,7 +129,7 @@ def test_a_value_is_returned_in_its_kind_or_refused(kind: str, value: bool | int
         assert type(value).__name__ != kind or value != value or value in (float("inf"), -float("inf")) or kind == "int"
     else:
         assert type(out).__name__ == kind
-        assert out == value
+        assert out == value or (kind == "str" and out == str(value))  # digits are text too
 
 
 def test_a_constructor_that_raises_is_the_environments_fault(tmp_path: Path) -> None:

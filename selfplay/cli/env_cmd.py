@@ -42,11 +42,15 @@ for part in (
 
 
 @command.command("list")
+@click.argument("scheme", required=False, metavar="[SCHEME:]")
 @env_hub_cmd.hub_option
 @json_option
-def list_(hub: str | None, as_json: bool) -> None:
-    """Show every installed environment, or with --hub those in a hub; a broken one is a line that says so."""
-    rows = _rows() if hub is None else _rows_of_hub(hub)
+def list_(scheme: str | None, hub: str | None, as_json: bool) -> None:
+    """Show every installed environment, with --hub those in a hub, with a scheme like openspiel: a library's games.
+
+    A broken one is a line that says so.
+    """
+    rows = _rows_of_hub(hub) if hub is not None else _rows() if scheme is None else _rows_of_library(scheme)
     if as_json:
         click.echo(msgspec.json.encode({"environments": rows}).decode())
         return
@@ -55,6 +59,12 @@ def list_(hub: str | None, as_json: bool) -> None:
     width = max((len(r.id) for r in rows), default=0)
     for row in rows:
         click.echo(f"{row.id:<{width}}  {row.source}" + (f"  broken: {row.problem}" if row.problem else ""))
+    if hub is None and scheme is None:
+        from selfplay.registry import list_entries
+        from selfplay.registry.entries import ADAPTERS
+
+        schemes = ", ".join(f"{e.id}:" for e in list_entries(ADAPTERS))
+        click.echo(f"games of other libraries: {schemes or 'none'}  (selfplay env list SCHEME: shows them)")
 
 
 @command.command()
@@ -101,6 +111,13 @@ def _rows() -> list[_Row]:
             problem = f"offered by {' and by '.join(e.source for e in entries)}: uninstall one of them"
         rows.append(_Row(id=env_id, source=entries[0].source, entry_point=entries[0].target, problem=problem))
     return rows
+
+
+def _rows_of_library(scheme: str) -> list[_Row]:
+    from selfplay.registry.describe import adapted_names
+
+    names = adapted_names(scheme.rstrip(":"))
+    return [_Row(id=f"{scheme.rstrip(':')}:{name}", source="", entry_point="", problem="") for name in names]
 
 
 def _rows_of_hub(hub: str) -> list[_Row]:

@@ -22,6 +22,8 @@ import msgspec
 
 from selfplay.environment import Environment
 from selfplay.errors import ConfigError, EnvironmentFault, UserError
+from selfplay.registry.adapters import load_adapter
+from selfplay.registry.entries import ADAPTERS, find_entry
 from selfplay.registry.environments import (
     environment_parameters,
     environment_presets,
@@ -39,10 +41,13 @@ _MAX_ERROR_BYTES = 4096
 class _Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     env: str
     params: dict[str, Scalar]
+    names_of: str = ""
+    """A scheme whose games are to be listed, instead of an environment."""
 
 
 class _Reply(msgspec.Struct, frozen=True, kw_only=True):
     spec: EnvironmentSpec | None = None
+    names: tuple[str, ...] | None = None
     kind: str = ""
     error: str = ""
 
@@ -53,17 +58,29 @@ def describe(env_id: str, params: Mapping[str, Scalar] | None = None, timeout_s:
     Raises `UserError` (or `ConfigError` for a parameter) for everything that keeps it from being described.
     """
     resolved = resolve_environment_id(env_id)
-    request = msgspec.json.encode(_Request(resolved, dict(params or {}))).decode()
-    code, out, err = _run_child(resolved, request, timeout_s)
+    reply = _asked(resolved, _Request(resolved, dict(params or {})), timeout_s)
+    if reply.spec is None:
+        raise (ConfigError if reply.kind == "config" else UserError)(reply.error)
+    return reply.spec
+
+
+def adapted_names(scheme: str, timeout_s: float = 60.0) -> tuple[str, ...]:
+    """The games of an adapter, asked for in a child process; raises `UserError` when its library is not there."""
+    find_entry(ADAPTERS, scheme)
+    reply = _asked(f"{scheme}:", _Request(f"{scheme}:", {}, scheme), timeout_s)
+    if reply.names is None:
+        raise UserError(reply.error)
+    return reply.names
+
+
+def _asked(resolved: str, asked: _Request, timeout_s: float) -> _Reply:
+    code, out, err = _run_child(resolved, msgspec.json.encode(asked).decode(), timeout_s)
     try:
-        reply = msgspec.json.decode(out, type=_Reply)
+        return msgspec.json.decode(out, type=_Reply)
     except msgspec.DecodeError:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         last = err.strip().splitlines()[-1:] or ["no message"]
         raise UserError(f"environment {resolved!r} could not be described: its process {how}: {last[0]}") from None
-    if reply.spec is None:
-        raise (ConfigError if reply.kind == "config" else UserError)(reply.error)
-    return reply.spec
 
 
 def scrubbed_environ() -> dict[str, str]:
@@ -129,6 +146,8 @@ def _checked_seats(env_id: str, game: Environment) -> tuple[str, ...]:
 def _reply(text: str) -> _Reply:
     try:
         request = msgspec.json.decode(text, type=_Request)
+        if request.names_of:
+            return _Reply(names=tuple(load_adapter(request.names_of).names()))
         return _Reply(spec=build_spec(request.env, request.params))
     except ConfigError as e:
         return _Reply(kind="config", error=str(e))
