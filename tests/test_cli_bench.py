@@ -45,7 +45,10 @@ def test_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
         "sync",
         "train",
         "pool",
+        "envs",
+        "envs-compat",
         "async",
+        "ratings",
     ]
 
 

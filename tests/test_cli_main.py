@@ -16,7 +16,9 @@ from selfplay.cli.main import main, run
 from selfplay.cli.options import FiniteRange
 from selfplay.errors import EnvironmentFault, IllegalMove, MissingExtraError, StoreError, UnknownNameError, UserError
 
-COMMANDS = ("train", "resume", "play", "env", "runs", "bench", "doctor")
+COMMANDS = (
+    "train", "resume", "play", "eval", "tournament", "match", "rate", "replay", "env", "runs", "bench", "doctor",
+)  # fmt: skip
 
 
 def group_that(action: Callable[[], object]) -> click.Group:

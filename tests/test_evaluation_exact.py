@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Mapping, Sequence
 
@@ -13,7 +14,9 @@ from selfplay_agents.equilibrium import bet_probability
 from selfplay.environment import Environment, Outcome
 from selfplay.errors import UserError
 from selfplay.evaluation import GameTree, build_tree, solve, uniform_policy
+from selfplay.evaluation.cfr import cfr_plus
 from selfplay.evaluation.chance import ListedRandom, all_ways
+from selfplay.evaluation.sampled import sampled_exploitability
 from selfplay.evaluation.solve import best_response_value, reach_probabilities, values
 
 
@@ -225,3 +228,19 @@ def test_a_policy_of_another_shape_is_refused() -> None:
         solve(tree, [])
     with pytest.raises(ValueError, match="do not fit"):
         solve(tree, [[0.7, 0.7]] * 12)
+
+
+@pytest.mark.parametrize(("samples", "expected"), [(8, 0.147), (32, 0.075), (128, 0.039), (512, 0.019)])
+def test_sampling_shows_a_perfect_player_as_exploitable(samples: int, expected: float) -> None:
+    """The bias of the plug-in estimate near the optimum; which optimum it is moves it by some percent."""
+    tree = build_tree("kuhn-poker-v0")
+    report = asyncio.run(sampled_exploitability(tree, "equilibrium", {}, samples=samples))
+    assert report.equilibrium_shows == pytest.approx(expected, rel=0.35)
+    assert report.bias > 0
+
+
+def test_cfr_finds_the_equilibrium() -> None:
+    tree = build_tree("kuhn-poker-v0")
+    found = solve(tree, cfr_plus(tree, 300))
+    assert found.nash_conv < 0.01
+    assert found.values[0] == pytest.approx(-1 / 18, abs=2e-3)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LEVELS = (
     ("types", "errors", "config", "process"),
     ("wire", "registry", "environment", "agent", "models"),
-    ("play", "check", "buffer", "store", "league", "scoring", "sync", "evaluation"),
+    ("play", "check", "buffer", "store", "league", "scoring", "sync", "evaluation", "ratings", "tournament"),
     ("pool", "policy", "training", "export"),
     ("controller",),
     ("launch", "cli", "bench"),
@@ -38,7 +38,7 @@ LAZY_ONLY = {"models", "bench", "store"}
 
 PLUGIN_ROOMS = {
     "environments": {"types", "errors", "environment"},
-    "agents": {"types", "errors", "environment", "agent", "registry", "play"},
+    "agents": {"types", "errors", "environment", "agent", "registry", "play", "evaluation"},
 }
 """What first-party environments and agents may use: what anybody else's may."""
 
@@ -190,7 +190,23 @@ def test_help_loads_nothing_but_the_command_line(arguments: list[str], tmp_path:
     [
         ["env", "list"],
         ["runs", "list"],
-        *([name, "--help"] for name in ("train", "resume", "play", "env", "runs", "bench", "doctor")),
+        *(
+            [name, "--help"]
+            for name in (
+                "train",
+                "resume",
+                "play",
+                "eval",
+                "tournament",
+                "match",
+                "rate",
+                "replay",
+                "env",
+                "runs",
+                "bench",
+                "doctor",
+            )
+        ),
     ],
     ids=" ".join,
 )

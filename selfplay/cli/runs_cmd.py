@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from selfplay.cli.output import console_for_lines
 from selfplay.errors import StoreError, UserError, suggestion
@@ -77,6 +78,29 @@ def export(run: str, runs_dir: str, form: str, out: Path | None, first: int) -> 
     with _line_writer(out) as write, EpisodeLog.open(folder.episodes, write=False, say=_warn) as log:
         for seq, episode in log.episodes(min(first, log.next_seq)):
             write(json_line({"seq": seq, "episode": episode}))
+
+
+@command.command()
+@click.argument("one")
+@click.argument("two")
+@runs_dir_option
+@click.option(
+    "--from", "first", type=click.IntRange(min=0), default=0, show_default=True, help="First step to compare."
+)
+@json_option
+def compare(one: str, two: str, runs_dir: str, first: int, as_json: bool) -> None:
+    """Compare run ONE with run TWO, paired by step: what differs, by how much, how sure."""
+    from selfplay.cli.runs_compare import compare as differences
+    from selfplay.cli.runs_compare import text
+    from selfplay.config import changed_keys
+
+    a, b = _find(one, runs_dir), _find(two, runs_dir)
+    settings = [k for k in changed_keys(a.config(), b.config()) if k != "name"]
+    found = differences(read_metrics(a.metrics_path), read_metrics(b.metrics_path), first=first)
+    if as_json:
+        click.echo(msgspec.json.encode({"one": a.name, "two": b.name, "settings": settings, "figures": found}).decode())
+    else:
+        click.echo(safe_text(text({"one": a.name, "two": b.name}, settings, found), keep="\n"))
 
 
 # ── finding and reading ──────────────────────────────────────────────────────────────────────────

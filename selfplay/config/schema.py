@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from selfplay.config.league import LeagueConfig
 from selfplay.types import Scalar
 
 Count = Annotated[int, Meta(ge=1)]
@@ -256,3 +257,4 @@ class Config(_Section, frozen=True):
     jury: JuryConfig = JuryConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     launch: LaunchConfig = LaunchConfig()
+    league: LeagueConfig = LeagueConfig()

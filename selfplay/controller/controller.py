@@ -24,6 +24,7 @@ from selfplay.buffer import may_train, startable
 from selfplay.config import Config
 from selfplay.config.derive import batches_ahead
 from selfplay.controller.collector import Collector
+from selfplay.controller.league_link import LeagueLink
 from selfplay.controller.memory import Memory
 from selfplay.controller.publisher import Publisher, SyncReport
 from selfplay.controller.report import AgentStep, Observer, Status, StepReport, batch_figures, flat_metrics
@@ -32,6 +33,7 @@ from selfplay.controller.trainer_link import TrainerLink
 from selfplay.controller.waits import Waits
 from selfplay.errors import RunError, StalledError
 from selfplay.league import LeagueRecords, Matchmaker
+from selfplay.league.league import League
 from selfplay.pool import PoolSupervisor
 from selfplay.scoring import Algorithm, action_counts, agents_with_signal, episode_segments
 from selfplay.scoring.packing import plan_micro_batches
@@ -58,7 +60,7 @@ class Controller:
         log: EpisodeLog,
         metrics: MetricsLog,
         checkpoints: Checkpoints,
-        matchmaker: Matchmaker,
+        matchmaker: Matchmaker | League,
         pool: PoolSupervisor,
         trainer: TrainerLink,
         publisher: Publisher,
@@ -70,7 +72,9 @@ class Controller:
         find_fault: Callable[[], RunError | None],
         waits: Waits,
         scoring: ScoringStage,
+        league_link: LeagueLink | None = None,
     ) -> None:
+        self._league_link = league_link
         self._config, self._matchmaker, self._pool = config, matchmaker, pool
         self._metrics, self._checkpoints = metrics, checkpoints
         self._trainer, self._publisher, self._algorithm = trainer, publisher, algorithm
@@ -195,6 +199,18 @@ class Controller:
         }  # fmt: skip
         await self._collector.record_games()
         self._report(figures, replies, agents)
+        await self._league_step(episodes)
+
+    async def _league_step(self, episodes: list[Episode]) -> None:
+        """Snapshots and the collapse watch; an alarm that is to stop the run stops it as a signal would."""
+        if self._league_link is None:
+            return
+        memory = self._memory
+        busy = {p.index for p in (*memory.began_with, *memory.replays)}
+        reason = await self._league_link.after_step(memory.step, memory.published, episodes, busy)
+        if reason:
+            self._observer.event(f"stopping because of the collapse watch (league.on_alarm=stop): {reason}")
+            self.stop()
 
     async def _publish(self, agents: tuple[str, ...]) -> dict[str, Any]:
         """Make the agents' new versions current; what it cost in games, as fields of `StepReport`."""

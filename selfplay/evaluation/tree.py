@@ -22,7 +22,7 @@ from selfplay.registry import check_values, load_environment, resolve_environmen
 from selfplay.registry.environments import environment_parameters
 from selfplay.types import Scalar
 
-MAX_NODES = 300_000
+MAX_NODES = 60_000
 
 
 @dataclass(frozen=True, slots=True)

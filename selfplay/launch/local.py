@@ -19,6 +19,7 @@ from selfplay.agent import Sampling
 from selfplay.buffer import EpisodeBuffer
 from selfplay.config.derive import batches_ahead, version_lag
 from selfplay.controller.controller import TRAINER_FOLDER, Controller
+from selfplay.controller.league_link import LeagueLink
 from selfplay.controller.memory import Memory
 from selfplay.controller.policy_link import PolicyLink
 from selfplay.controller.publisher import Manner, Publisher
@@ -32,6 +33,8 @@ from selfplay.launch.launchers import open_launcher, worker_launch
 from selfplay.launch.plan import PROBE_BOUND, RunPlan
 from selfplay.launch.serving import judge_socket, policy_socket, server_config
 from selfplay.league import LeagueRecords
+from selfplay.league.league import League
+from selfplay.league.pool import SnapshotPool
 from selfplay.pool import PoolConfig, PoolSupervisor
 from selfplay.process import RuntimeDir
 from selfplay.store.adapters import AdapterStore
@@ -114,10 +117,11 @@ class Session:
         publisher = self._publisher(runtime, trainer, policies, info)
         await self._publish_start(publisher, policies)
         waits = Waits()
+        link = await self._link_league(stack, league, policies, memory)
         controller = Controller(
             config=config, log=log, metrics=metrics,
             checkpoints=Checkpoints(self._run.checkpoints, keep=config.checkpoint.keep, say=say),
-            matchmaker=plan.matchmaker, pool=pool, trainer=trainer, publisher=publisher, league=league,
+            matchmaker=link.league, league_link=link, pool=pool, trainer=trainer, publisher=publisher, league=league,
             algorithm=plan.algorithm, memory=memory, observer=self._observer,
             reward_range=plan.spec.reward_range, find_fault=children.fault, waits=waits,
             scoring=self._scoring(memory, waits, policies, judges),
@@ -168,6 +172,21 @@ class Session:
             return LeagueRecords.open(self._run.league_path)
         except StoreError as error:
             raise StoreError(f"{error}; remove the file, it is made again from the episode log") from error
+
+    async def _link_league(
+        self, stack: contextlib.AsyncExitStack, records: LeagueRecords, policies: list[PolicyLink], memory: Memory
+    ) -> LeagueLink:
+        """Opponents by rule, and the snapshots they are drawn from, as far as the run had come."""
+        plan, config = self._plan, self._plan.config
+        snapshots = SnapshotPool(self._run.league_path)
+        stack.callback(snapshots.close)
+        league = League(plan.matchmaker, config.league, snapshots, records, seed=config.seed)
+        link = LeagueLink(
+            league, snapshots, config.league, self._store, policies, agents=plan.agents,
+            timeout_s=config.sync.timeout_s, say=self._observer.event,
+        )  # fmt: skip
+        await link.start(memory.step, memory.published)
+        return link
 
     # ── starting ──────────────────────────────────────────────────────────────────────────────
 

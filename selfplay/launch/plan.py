@@ -18,6 +18,7 @@ from selfplay.errors import ConfigError, suggestion
 from selfplay.launch.launchers import check_launcher
 from selfplay.launch.serving import Serving, plan_serving, require_package
 from selfplay.league import Matchmaker
+from selfplay.league.league import check_league, league_slots
 from selfplay.models import ResolvedModel
 from selfplay.models.machine import has_gpu
 from selfplay.registry import AGENTS, EnvironmentSpec, describe, list_entries
@@ -66,7 +67,9 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
     _check_scorers(config, matchmaker)
     trained = matchmaker.trained_agents
     frozen = tuple(sorted({*matchmaker.frozen_versions, *panel.teachers()}))
-    slots = check_adapter_slots(config, num_trained=len(trained), num_frozen=len(frozen))
+    check_league(config.league, trained, [e.id for e in list_entries(AGENTS)])
+    num_frozen = len(frozen) + league_slots(config.league, len(trained))
+    slots = check_adapter_slots(config, num_trained=len(trained), num_frozen=num_frozen)
     transport = resolve_transport(config, has_gpu=has_gpu())
     serving = plan_serving(config, say)
     _check_targets(config, serving.model)

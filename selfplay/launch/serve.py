@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -23,6 +23,26 @@ from selfplay.store.run_folder import RunFolder
 from selfplay.types import PolicyVersion
 
 LOGS = "logs"
+MOST_SLOTS = 8
+"""Adapters in one engine batch, when more could play."""
+
+
+class Adapter(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter on disk, ``stored`` in the store at ``root``, and the name under which it is served."""
+
+    served: PolicyVersion
+    stored: PolicyVersion
+    root: str
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy server that is up."""
+
+    endpoint: str
+    link: PolicyLink
+    client: ZmqPolicyClient
+    runtime: RuntimeDir
+    children: RunChildren
 
 
 @contextlib.asynccontextmanager
@@ -34,25 +54,38 @@ async def open_policy(
     ``say`` hears what takes seconds. Raises `UserError` for an unknown model, run or version before anything starts.
     """
     config, store = _sources(model, run, versions)
+    adapters = [Adapter(served=v, stored=v, root=str(store.root)) for v in versions]
+    async with open_server(config, adapters, say) as served:
+        yield served.client
+
+
+@contextlib.asynccontextmanager
+async def open_server(
+    config: Config, adapters: Sequence[Adapter], say: Callable[[str], None], *, most_slots: int = MOST_SLOTS
+) -> AsyncIterator[Served]:
+    """Serve the model of ``config`` with ``adapters``, of whatever runs they are; gone when the block ends.
+
+    All of them are held in memory, up to ``most_slots`` take part in one batch. Raises `UserError` for what cannot be served.
+    """
     serving = plan_serving(config, say)
     runtime, context = RuntimeDir.create(), zmq.asyncio.Context()
     try:
         async with contextlib.AsyncExitStack() as stack:
-            link = PolicyLink(context, runtime.endpoint(policy_socket(0)))
+            endpoint = runtime.endpoint(policy_socket(0))
+            link = PolicyLink(context, endpoint)
             stack.push_async_callback(link.close)
             children = RunChildren(runtime.file(LOGS), LocalLauncher())
             stack.push_async_callback(children.close)
-            children.start_policy(server_config(serving, config, runtime, slots=max(1, len(versions))), link)
+            settings = server_config(serving, config, runtime, slots=max(1, min(most_slots, len(adapters))))
+            children.start_policy(msgspec.structs.replace(settings, max_installed=len(adapters)), link)
             children.watch()
             say(f"starting {serving.engine} with {serving.model.name}")
             await link.ready(config.policy.start_timeout_s)
-            for version in versions:
-                await _install(link, version, store, config.sync.timeout_s)
-            client = ZmqPolicyClient(
-                context, [runtime.endpoint(policy_socket(0))], request_timeout_s=config.rollout.request_timeout_s
-            )
+            for adapter in adapters:
+                await _install(link, adapter, config.sync.timeout_s)
+            client = ZmqPolicyClient(context, [endpoint], request_timeout_s=config.rollout.request_timeout_s)
             stack.push_async_callback(client.close)
-            yield client
+            yield Served(endpoint=endpoint, link=link, client=client, runtime=runtime, children=children)
     finally:
         context.destroy(linger=0)
         runtime.remove()
@@ -71,7 +104,8 @@ def _sources(model: str | None, run: str | None, versions: tuple[PolicyVersion, 
     return msgspec.structs.replace(config, model=model or config.model), store
 
 
-async def _install(link: PolicyLink, version: PolicyVersion, store: AdapterStore, timeout_s: float) -> None:
-    await link.begin_install(version, store.bucket_header(version), timeout_s)
-    await link.commit_install(version, timeout_s)
-    await link.make_current(version, "finish", timeout_s)
+async def _install(link: PolicyLink, adapter: Adapter, timeout_s: float) -> None:
+    header = AdapterStore(Path(adapter.root)).bucket_header(adapter.stored)
+    await link.begin_install(adapter.served, header, timeout_s)
+    await link.commit_install(adapter.served, timeout_s)
+    await link.make_current(adapter.served, "finish", timeout_s)

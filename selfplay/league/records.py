@@ -21,6 +21,8 @@ from selfplay.errors import StoreError
 from selfplay.types import BASE, Ended, Episode, SeatAssignment
 
 SCHEMA = 1
+PAST = "past-"
+"""Snapshots are served under their agent's name with this before it; records call them by their real name."""
 _TABLE = """
 CREATE TABLE IF NOT EXISTS games (
     episode_id TEXT PRIMARY KEY, env TEXT NOT NULL, env_source TEXT NOT NULL, seed TEXT NOT NULL,
@@ -88,6 +90,11 @@ class Payoff(msgspec.Struct, kw_only=True):
     @property
     def played(self) -> int:
         return self.wins + self.draws + self.losses
+
+    @property
+    def games(self) -> int:
+        """All games with a result, forfeits included."""
+        return self.played + self.forfeited + self.won_by_forfeit
 
     @property
     def mean_reward(self) -> float | None:
@@ -232,7 +239,7 @@ def _player(assignment: SeatAssignment, versions: set[int]) -> str:
     if assignment.player != "llm" or assignment.agent == BASE:
         return assignment.agent
     if isinstance(assignment.pin, int):
-        return f"{assignment.agent}@{assignment.pin}"
+        return f"{assignment.agent.removeprefix(PAST)}@{assignment.pin}"
     if not versions:
         return f"{assignment.agent}@?"
     low, high = min(versions), max(versions)

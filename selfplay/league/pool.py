@@ -1,0 +1,104 @@
+"""The league's own pages in ``league.sqlite``: snapshots with their digests, incumbents, and what the gate said of whom.
+
+In: versions as they are frozen. Out: what a resumed run needs to go on with the same opponents. The games themselves are
+`selfplay.league.records`'.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from selfplay.errors import StoreError
+from selfplay.types import PolicyVersion
+
+Standing = Literal["candidate", "member", "rejected", "evicted"]
+_TABLE = """
+CREATE TABLE IF NOT EXISTS snapshots (
+    agent TEXT NOT NULL, version INTEGER NOT NULL, step INTEGER NOT NULL, digest TEXT NOT NULL, standing TEXT NOT NULL,
+    incumbent INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (agent, version)
+) STRICT
+"""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A frozen version. ``member``: others may meet it. ``candidate``: it is still to prove itself at the gate."""
+
+    version: PolicyVersion
+    step: int
+    digest: str
+    standing: Standing
+    incumbent: bool = False
+    """The best of its agent so far, by the gate."""
+
+
+class SnapshotPool:
+    """Snapshots of all agents; every change is on disk when it returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db.execute(_TABLE)
+        except sqlite3.Error as e:
+            raise StoreError(f"{path} cannot be read or written: {e}") from e
+
+    def all(self, agent: str | None = None) -> list[Snapshot]:
+        """Snapshots, oldest first."""
+        rows = self._run(
+            "SELECT agent, version, step, digest, standing, incumbent FROM snapshots ORDER BY step, agent, version"
+        )
+        found = [
+            Snapshot(version=PolicyVersion(a, v), step=s, digest=d, standing=t, incumbent=bool(i))
+            for a, v, s, d, t, i in rows
+        ]
+        return [s for s in found if agent is None or s.version.agent == agent]
+
+    def members(self, agent: str | None = None) -> list[Snapshot]:
+        """Those that may be met."""
+        return [s for s in self.all(agent) if s.standing == "member"]
+
+    def incumbent(self, agent: str) -> Snapshot | None:
+        """The best one of ``agent`` by the gate."""
+        return next((s for s in self.all(agent) if s.incumbent), None)
+
+    def add(self, snapshot: Snapshot) -> None:
+        """A new snapshot. Raises `StoreError` when that version was frozen with another digest: frozen stays frozen."""
+        known = {s.version: s for s in self.all()}.get(snapshot.version)
+        if known is not None and known.digest != snapshot.digest:
+            raise StoreError(
+                f"{snapshot.version} was frozen with digest {known.digest[:16]}… and has {snapshot.digest[:16]}… now: a frozen "
+                "version never changes"
+            )
+        if known is None:
+            v = snapshot.version
+            values = (v.agent, v.version, snapshot.step, snapshot.digest, snapshot.standing, int(snapshot.incumbent))
+            self._run("INSERT INTO snapshots VALUES (?, ?, ?, ?, ?, ?)", values)
+
+    def mark(self, version: PolicyVersion, standing: Standing) -> None:
+        """Change a snapshot's standing."""
+        self._run(
+            "UPDATE snapshots SET standing = ? WHERE agent = ? AND version = ?",
+            (standing, version.agent, version.version),
+        )
+
+    def crown(self, version: PolicyVersion) -> None:
+        """``version`` is its agent's incumbent from now on."""
+        self._run("UPDATE snapshots SET incumbent = (version = ?) WHERE agent = ?", (version.version, version.agent))
+
+    def go_back(self, step: int) -> None:
+        """Forget snapshots of steps after ``step``: a resumed run was set back behind them."""
+        self._run("DELETE FROM snapshots WHERE step > ?", (step,))
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._db.close()
+
+    def _run(self, statement: str, values: tuple[object, ...] = ()) -> list[tuple[Any, ...]]:
+        try:
+            return self._db.execute(statement, values).fetchall()
+        except sqlite3.Error as e:
+            raise StoreError(f"{self._path} cannot be read or written: {e}") from e

@@ -1,0 +1,81 @@
+"""From a tournament's folder to its results on disk: ``ratings.json``, ``payoff.csv``, ``report.html``.
+
+In: one folder, or several of the same environment. Out: `Standings` and files, each whole when it is seen.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from selfplay.errors import UserError
+from selfplay.store.atomic import write_bytes
+from selfplay.tournament.gamelog import GameLine, read_episode, read_lines
+from selfplay.tournament.report import report_html
+from selfplay.tournament.spec import Entrant, TournamentSpec
+from selfplay.tournament.standings import Standings, standings
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies in one or more folders."""
+
+    spec: TournamentSpec
+    lines: tuple[GameLine, ...]
+    anchors: dict[str, float]
+
+
+def read_tournament(folder: Path, others: Sequence[Path] = (), anchors: Mapping[str, float] | None = None) -> Found:
+    """Read ``folder`` and merge ``others`` into it. Raises `UserError` when they do not belong together."""
+    spec = TournamentSpec.load(folder)
+    lines = {line.game: line for line in read_lines(folder)}
+    players = {p.name: p for p in spec.players}
+    for other in others:
+        more = TournamentSpec.load(other)
+        if (more.env, more.env_params, more.seats) != (spec.env, spec.env_params, spec.seats):
+            raise UserError(
+                f"{other} is of {more.env} {more.env_params or ''}, {folder} of {spec.env} {spec.env_params or ''}"
+            )
+        for player in more.players:
+            _merge_player(players, player, other)
+        lines |= {line.game: line for line in read_lines(other)}
+    spec = msgspec.structs.replace(spec, players=tuple(players.values()))
+    chosen = dict(anchors or spec.anchors)
+    if missing := [a for a in chosen if a not in players]:
+        raise UserError(f"{missing[0]!r} does not play; the players are {', '.join(players)}")
+    return Found(spec=spec, lines=tuple(lines[g] for g in sorted(lines)), anchors=chosen)
+
+
+def _merge_player(players: dict[str, Entrant], player: Entrant, other: Path) -> None:
+    known = players.setdefault(player.name, player)
+    if known.identity != player.identity:
+        raise UserError(f"{player.name} of {other} is another player than the one of that name: rate them apart")
+
+
+def conclude(found: Found) -> Standings:
+    """The standings of what was found."""
+    return standings(found.lines, [p.name for p in found.spec.players], found.anchors)
+
+
+def write_results(folder: Path, found: Found, result: Standings) -> None:
+    """Write all result files of a tournament."""
+    write_bytes(folder / "ratings.json", msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    write_bytes(folder / "payoff.csv", payoff_csv(found.spec, result).encode())
+    write_bytes(
+        folder / "report.html", report_html(found.spec, found.lines, result, lambda n: read_episode(folder, n)).encode()
+    )
+
+
+def payoff_csv(spec: TournamentSpec, result: Standings) -> str:
+    """Mean score of the row player against the column player; empty where they did not meet."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    names = [p.name for p in spec.players]
+    writer.writerow(["player", *names])
+    for name in names:
+        scores = [result.meetings[name].get(other) for other in names]
+        writer.writerow([name, *("" if m is None or m.score is None else f"{m.score:.6f}" for m in scores)])
+    return out.getvalue()

@@ -1,0 +1,179 @@
+"""What a tournament's games say: ratings with and without forfeits, head-to-head, cycles, seats, lengths, illegal answers.
+
+In: the lines of one or more tournaments. Out: `Standings`, which the terminal table, ``ratings.json``, ``payoff.csv`` and the report
+all draw from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+
+import msgspec
+
+from selfplay.ratings import RatingTable, rate
+from selfplay.ratings.meta import alpha_rank, cyclic_share, nash_average
+from selfplay.tournament.gamelog import GameLine
+
+
+class Meeting(msgspec.Struct, frozen=True, kw_only=True):
+    """One player's games against another: results by the game's verdict, forfeits counted apart as well."""
+
+    wins: float = 0.0
+    draws: float = 0.0
+    losses: float = 0.0
+    reward: float = 0.0
+    """Mean reward of the player."""
+
+    @property
+    def games(self) -> float:
+        return self.wins + self.draws + self.losses
+
+    @property
+    def score(self) -> float | None:
+        return (self.wins + self.draws / 2) / self.games if self.games else None
+
+
+class Conduct(msgspec.Struct, frozen=True, kw_only=True):
+    """How a player behaved."""
+
+    games: int
+    forfeited: int
+    truncated: int
+    answers: int
+    illegal: int
+    mean_turns: float
+
+    @property
+    def illegal_share(self) -> float:
+        return self.illegal / self.answers if self.answers else 0.0
+
+
+class MeanReward(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean reward per game with the half width of its 95 % interval (by pairs; None for fewer than two)."""
+
+    mean: float
+    half: float | None
+
+
+class Standings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything."""
+
+    ratings: RatingTable
+    without_forfeits: RatingTable
+    meetings: dict[str, dict[str, Meeting]]
+    conduct: dict[str, Conduct]
+    rewards: dict[str, MeanReward]
+    """What each player earned, in the environment's units: who wins most games need not win most."""
+    nash: dict[str, float]
+    """Nash averaging over the payoff matrix; empty when some pair never met."""
+    alpha_rank: dict[str, float]
+    cyclic_share: float | None
+    counts: dict[str, int]
+    """Games by how they ended."""
+    seat_scores: dict[str, float]
+    """Seat → mean score of whoever sat there."""
+
+
+def standings(
+    lines: Sequence[GameLine], players: Sequence[str], anchors: Mapping[str, float], *, bootstraps: int = 200
+) -> Standings:
+    """Work everything out; the order of ``lines`` changes nothing."""
+    lines = sorted(lines, key=lambda line: line.game)
+    scored = [line for line in lines if line.scored]
+    natural = [line for line in scored if line.ended == "natural"]
+    table = rate([line.rated() for line in scored], players=players, anchors=anchors, bootstraps=bootstraps)
+    if len(natural) == len(scored):
+        without = table
+    else:
+        without = rate([line.rated() for line in natural], players=players, anchors=anchors, bootstraps=0)
+    meetings = _meetings(scored, players)
+    payoffs = _payoffs(meetings, players)
+    return Standings(
+        ratings=table, without_forfeits=without, meetings=meetings, conduct={p: _conduct(lines, p) for p in players},
+        rewards={p: _reward(scored, p) for p in players},
+        nash=dict(zip(players, nash_average(payoffs), strict=True)) if payoffs else {},
+        alpha_rank=dict(zip(players, alpha_rank(payoffs), strict=True)) if payoffs else {},
+        cyclic_share=cyclic_share(payoffs) if payoffs and len(players) > 2 else None,
+        counts=dict(sorted(Counter(line.ended for line in lines).items())), seat_scores=_seat_scores(scored),
+    )  # fmt: skip
+
+
+def _meetings(lines: Sequence[GameLine], players: Sequence[str]) -> dict[str, dict[str, Meeting]]:
+    sums: dict[tuple[str, str], list[float]] = {}
+    for line in lines:
+        game = line.rated()
+        seats = list(line.seats)
+        for i, j in permutations(range(len(seats)), 2):
+            mine, theirs = game.players[i], game.players[j]
+            if mine == theirs:
+                continue
+            row = sums.setdefault((mine, theirs), [0.0, 0.0, 0.0, 0.0])
+            row[0 if game.places[i] < game.places[j] else 1 if game.places[i] == game.places[j] else 2] += 1
+            row[3] += line.rewards[seats[i]]
+    out: dict[str, dict[str, Meeting]] = {p: {} for p in players}
+    for (mine, theirs), (wins, draws, losses, reward) in sorted(sums.items()):
+        num = wins + draws + losses
+        out[mine][theirs] = Meeting(wins=wins, draws=draws, losses=losses, reward=reward / num)
+    return out
+
+
+def _payoffs(meetings: Mapping[str, Mapping[str, Meeting]], players: Sequence[str]) -> list[list[float]]:
+    """[n][n] mean score scaled to −1..1; empty when some pair never met."""
+    rows = []
+    for p in players:
+        row = [0.0 if p == q else _payoff(meetings[p].get(q)) for q in players]
+        if any(v is None for v in row):
+            return []
+        rows.append([float(v) for v in row if v is not None])
+    return rows
+
+
+def _payoff(meeting: Meeting | None) -> float | None:
+    return None if meeting is None or meeting.score is None else 2 * meeting.score - 1
+
+
+def _conduct(lines: Sequence[GameLine], player: str) -> Conduct:
+    mine = [line for line in lines if player in line.seats.values()]
+    seats = [(line, s) for line in mine for s, p in line.seats.items() if p == player]
+    turns = [line.turns for line in mine if line.scored]
+    return Conduct(
+        games=len(mine), forfeited=sum(line.offender == s for line, s in seats),
+        truncated=sum(line.ended == "truncated" for line in mine),
+        answers=sum(line.answers.get(s, 0) for line, s in seats), illegal=sum(line.illegal.get(s, 0) for line, s in seats),
+        mean_turns=sum(turns) / len(turns) if turns else 0.0,
+    )  # fmt: skip
+
+
+def _reward(lines: Sequence[GameLine], player: str) -> MeanReward:
+    """The mean over pairs of the pair's mean, games against itself left out."""
+    from scipy import stats
+
+    pairs: dict[str, list[float]] = {}
+    for line in lines:
+        if len(set(line.seats.values())) > 1:
+            pairs.setdefault(line.cluster, []).extend(line.rewards[s] for s, p in line.seats.items() if p == player)
+    means = [sum(v) / len(v) for v in pairs.values() if v]
+    if not means:
+        return MeanReward(mean=0.0, half=None)
+    mean = sum(means) / len(means)
+    if len(means) < 2:
+        return MeanReward(mean=mean, half=None)
+    variance = sum((m - mean) ** 2 for m in means) / (len(means) - 1)
+    return MeanReward(mean=mean, half=float(stats.t.ppf(0.975, len(means) - 1)) * (variance / len(means)) ** 0.5)
+
+
+def _seat_scores(lines: Sequence[GameLine]) -> dict[str, float]:
+    """Mean over games between different players of the seat's score against the others at the table."""
+    sums: dict[str, list[float]] = {}
+    for line in lines:
+        game = line.rated()
+        if game.is_mirror:
+            continue
+        for i, seat in enumerate(line.seats):
+            others = [p for j, p in enumerate(game.places) if j != i]
+            mine = game.places[i]
+            score = sum(1.0 if mine < o else 0.5 if mine == o else 0.0 for o in others) / len(others)
+            sums.setdefault(seat, []).append(score)
+    return {seat: sum(v) / len(v) for seat, v in sums.items()}

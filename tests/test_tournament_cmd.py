@@ -1,0 +1,173 @@
+"""The commands as a person types them: good words, bad words, and what comes out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from selfplay.cli.eval_cmd import seat_entrants
+from selfplay.cli.main import main
+from selfplay.cli.match_view import pair_scores
+from selfplay.cli.pgn import pgn
+from selfplay.cli.runs_compare import compare, text
+from selfplay.errors import UserError
+from selfplay.launch.entrants import read_field
+from selfplay.ratings import RatedGame
+from selfplay.tournament.gamelog import read_lines
+from selfplay.types import Episode, Match, SeatAssignment, Turn
+from tests.test_tournament_log import line
+
+KUHN = ("--env", "kuhn-poker-v0")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main([str(w) for w in words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("t") / "T"
+    words = ["tournament", *KUHN, "--players", "random", "equilibrium", "--pairs", "6", "--anchor", "random=0"]
+    assert main([*words, "--out", str(folder)]) == 0
+    return folder
+
+
+def test_a_tournament_leaves_its_files_and_says_who_is_ahead(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {p.name for p in played.iterdir()}
+    assert {"tournament.json", "games.jsonl", "episodes", "ratings.json", "payoff.csv", "report.html"} <= names
+    code, out, _ = run(capsys, "rate", played)
+    assert code == 0
+    assert "random = 0" in out
+    assert "report.html" in out
+    code, out, _ = run(capsys, "rate", played, "--json")
+    assert {p["player"] for p in json.loads(out)["standings"]["ratings"]["players"]} == {"random", "equilibrium"}
+
+
+def test_resume_has_nothing_to_do(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "tournament", "resume", played, "--json")
+    assert code == 0
+    assert json.loads(out)["session"]["num_new"] == 0
+
+
+def test_a_game_is_replayed_with_what_each_seat_saw(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    game = read_lines(played)[2].game
+    code, out, _ = run(capsys, "replay", played, game[:10], "--show-private")
+    assert code == 0
+    assert "Card: " in out
+    assert "natural:" in out
+    assert "Card: " not in run(capsys, "replay", played, "3")[1]
+    assert json.loads(run(capsys, "replay", played, game, "--json")[1])["game"]["game"] == game
+
+
+def test_eval_plays_a_gauntlet_and_samples_bots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(
+        capsys, "eval", "equilibrium", *KUHN, "--pairs", "3", "--opponents", "random,cfr", "--out", tmp_path / "e"
+    )
+    assert code == 0
+    assert "cfr" in out
+    code, out, _ = run(capsys, "eval", "random", *KUHN, "--exploitability", "--samples", "64", "--json")
+    report = json.loads(out)
+    assert 0.7 < report["solution"]["nash_conv"] < 1.2
+    assert report["samples"] == 64
+
+
+def test_a_match_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("match", "minimax", "random", "--env", "tictactoe-v0", "--sprt", "0,100", "--out", tmp_path / "m")
+    code, out, _ = run(capsys, *words, "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["test"]["decision"] == "H1"
+    assert result["outcome"] == "decided"
+    assert sum(result["pentanomial"]) == result["pairs"] < 200
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("tournament", "--players", "random", "base"), "--env"),
+        (("tournament", *KUHN, "--players", "random"), "at least two"),
+        (("tournament", *KUHN, "--players", "random", "randm"), "did you mean 'random'"),
+        (("tournament", *KUHN, "--players", "random", "random"), "named twice"),
+        (("tournament", *KUHN, "--players", "random", "human"), "cannot play"),
+        (("tournament", *KUHN, "--players", "random", "minimax"), "minimax cannot play"),
+        (("tournament", *KUHN, "--players", "random", "pro@3"), "give its folder"),
+        (("tournament", *KUHN, "--players", "random", "nowhere/*"), "matches no checkpoint"),
+        (("tournament", *KUHN, "--players", "random", "runs/none"), "is no folder"),
+        (("tournament", *KUHN, "--players", "random", "equilibrium", "--anchor", "x"), "PLAYER=ELO"),
+        (("tournament", *KUHN, "--players", "random", "equilibrium", "--anchor", "x=1"), "does not play"),
+        (("tournament", *KUHN, "--players", "random", "equilibrium", "--budget-time", "-3"), "write seconds"),
+        (("tournament", *KUHN, "--players", "random", "equilibrium:alpha=7"), "between 0 and 1/3"),
+        (("tournament", "--env", "kuhn-pokr", "--players", "random", "equilibrium"), "kuhn-poker"),
+        (("tournament", "resume"), "name one folder"),
+        (("tournament", "resume", "/nowhere"), "not a tournament"),
+        (("rate", "/nowhere"), "not a tournament"),
+        (("replay", "/nowhere", "1"), "not a tournament"),
+        (("match", "random", "equilibrium", *KUHN, "--sprt", "5"), "two numbers"),
+        (("match", "random", "equilibrium", *KUHN, "--sprt", "5,1"), "elo0 < elo1"),
+        (("match", "random", "equilibrium", *KUHN, "-p", "players=3"), "needs two"),
+        (("eval", "random", "--env", "debate-v0", "--exploitability"), "jury"),
+        (("eval", "random", "equilibrium", *KUHN), "one checkpoint"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, *words)
+    assert code == 2
+    assert told in err
+    assert len(err.strip().splitlines()) == 1
+    assert out == ""
+
+
+def test_games_that_are_not_there(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no game" in run(capsys, "replay", played, "zz")[2]
+    assert "give more" in run(capsys, "replay", played, "")[2]
+
+
+def test_one_player_sits_everywhere_and_several_need_a_seat_each() -> None:
+    field = read_field(["random"], model=None)
+    assert [e.name for e in seat_entrants(("a", "b"), field)] == ["random", "random"]
+    with pytest.raises(UserError, match="name one each"):
+        seat_entrants(("a", "b"), read_field(["random", "equilibrium"], model=None))
+
+
+def test_only_whole_pairs_count_in_a_match() -> None:
+    lines = [line("1", 0, ("a", "b"), 0), line("2", 0, ("b", "a"), 1), line("3", 1, ("a", "b"), 0)]
+    scores = pair_scores({x.game: x for x in lines}, "a")
+    assert scores.counts == (0, 0, 0, 0, 1)
+    assert RatedGame(players=("a", "a"), places=(0, 1), cluster="x").is_mirror
+
+
+def test_runs_are_compared_by_step() -> None:
+    one = [{"step": k, "win": 0.5 + 0.01 * (k % 2), "loss": 1.0, "time": 5.0} for k in range(40)]
+    two = [{"step": k, "win": 0.6 + 0.01 * (k % 3), "loss": 1.0} for k in range(10, 50)]
+    (found,) = compare(one, two)
+    assert (found.name, found.steps) == ("win", 30)
+    assert found.difference == pytest.approx(0.105, abs=1e-3)
+    assert found.clear
+    assert compare(one, two[-5:]) == []
+    assert compare(one, two, first=38)[0].half is None
+    assert "* win" in text({"one": "a", "two": "b"}, ["train.lr"], [found])
+
+
+def test_chess_as_pgn(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no chess" in run(capsys, "replay", played, "1", "--pgn")[2]
+    moves = ("e2e4", "e7e5", "Qh5", "Nc6", "f1c4", "Nf6", "h5f7")
+    seats = ("white", "black")
+    turns = tuple(Turn(seat=seats[k % 2], agent="x", round=k, text=m, move=m) for k, m in enumerate(moves))
+    assigned = tuple(SeatAssignment(seat=s, player="random", agent="random") for s in seats)
+    episode = Episode(
+        match=Match(index=1, env="my-chess-v0", seed=1, seats=assigned), env_source="s", turns=turns,
+        rewards={"white": 1.0, "black": -1.0}, winners=("white",), ended="natural", reason="mate",
+    )  # fmt: skip
+    shown = msgspec.structs.replace(line("1", 0, ("a", "b")), seats={"white": "a", "black": "b"}, winners=("white",))
+    text = pgn(shown, episode)
+    assert "1. e4 e5 2. Qh5 Nc6 3. Bc4 Nf6 4. Qxf7# 1-0" in text
+    assert '[White "a"]' in text
+    with pytest.raises(UserError, match="neither UCI nor SAN"):
+        pgn(shown, msgspec.structs.replace(episode, turns=(msgspec.structs.replace(turns[0], move="jump"),)))
