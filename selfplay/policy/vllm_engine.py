@@ -129,8 +129,10 @@ class VllmEngine:
         return tuple(float(p[token].logprob) for token, p in zip(ids[1:], positions, strict=True))
 
     async def abort(self, request: str) -> None:
-        """See `Engine.abort`."""
-        await self._engine.abort(request)
+        """See `Engine.abort`. Asked again until the request has ended: one that is just being added does not hear it."""
+        while request in self._open:
+            await self._engine.abort(request)
+            await asyncio.sleep(_POLL_S)
 
     async def join_weights(self, message: JoinWeights) -> None:
         """See `Engine.join_weights`."""
