@@ -14,7 +14,7 @@ from selfplay.models import tiny
 pytestmark = pytest.mark.engine
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-FEWER = (*TINY[1:], "train.steps=2", "name=r", "--json")
+FEWER = (*TINY[1:], "train.steps=2", "policy.engine=transformers", "name=r", "--json")
 
 
 def another_tiny(folder: Path) -> Path:
@@ -39,7 +39,7 @@ def train(place: Path, config: str, *more: str) -> list[dict[str, Any]]:
 
 
 def test_process_reward(tmp_path: Path) -> None:
-    last = train(tmp_path, "process-reward.toml", "policy.engine=transformers")[-1]
+    last = train(tmp_path, "process-reward.toml")[-1]
     assert min(last["scorers/environment/scored"], last["scorers/legality/scored"]) >= 8
 
 
