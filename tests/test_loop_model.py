@@ -364,4 +364,4 @@ class Loop(RuleBasedStateMachine):
 
 
 TestLoop = Loop.TestCase
-TestLoop.settings = settings(max_examples=80, stateful_step_count=60)
+TestLoop.settings = settings(max_examples=50, stateful_step_count=60)
