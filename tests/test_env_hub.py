@@ -53,6 +53,11 @@ def test_a_sound_wheel_is_published_listed_and_installable(
     assert publish(monkeypatch, tmp_path, "1.2") == 0
     assert main(["env", "list", "--hub", str(hub)]) == 0
     assert "alice/sticks-v0  alice-sticks 1.2 sha256:" in capsys.readouterr().out
+    assert main(["env", "info", "alice/sticks", "--hub", str(hub)]) == 0
+    shown = capsys.readouterr().out
+    assert "alice-sticks 1.2  (versions: 1.2)" in shown
+    assert "seats       first, second" in shown
+    assert "hidden ok" in shown
     (entry,) = published(hub)
     assert entry.environments[0].seats == ("first", "second")
     assert "fault" not in entry.environments[0].checks.values()

@@ -73,9 +73,16 @@ def list_(scheme: str | None, hub: str | None, as_json: bool) -> None:
 @click.option(
     "--timeout", "timeout_s", default=20.0, show_default=True, help="Seconds the environment may take to import."
 )
+@env_hub_cmd.hub_option
 @json_option
-def info(env: str, params: tuple[str, ...], timeout_s: float, as_json: bool) -> None:
-    """Show seats, rewards, limits, parameters and rules of ENV, an id or a Python file."""
+def info(env: str, params: tuple[str, ...], timeout_s: float, hub: str | None, as_json: bool) -> None:
+    """Show seats, rewards, limits, parameters and rules of ENV, an id or a Python file.
+
+    With --hub: what a hub says of it (versions, seats, hash, check report), without installing it.
+    """
+    if hub is not None:
+        _info_of_hub(env, hub, as_json)
+        return
     from selfplay.play.text import printable
     from selfplay.registry import describe
 
@@ -111,6 +118,30 @@ def _rows() -> list[_Row]:
             problem = f"offered by {' and by '.join(e.source for e in entries)}: uninstall one of them"
         rows.append(_Row(id=env_id, source=entries[0].source, entry_point=entries[0].target, problem=problem))
     return rows
+
+
+def _info_of_hub(name: str, hub: str, as_json: bool) -> None:
+    from selfplay.play.text import printable
+    from selfplay.registry.hub import find_published, published
+
+    folder = env_hub_cmd.hub_folder(hub)
+    entry = find_published(folder, name)
+    if as_json:
+        click.echo(msgspec.json.encode(entry).decode())
+        return
+    versions = [p.version for p in published(folder) if p.project == entry.project]
+    click.echo(
+        f"project     {entry.project} {entry.version}  (versions: {', '.join(versions)})\nwheel       {entry.wheel}"
+    )
+    for environment in entry.environments:
+        checks = ", ".join(f"{k} {v}" for k, v in environment.checks.items())
+        facts = {
+            "id": environment.id,
+            "source": environment.source,
+            "seats": ", ".join(environment.seats),
+            "checks": checks,
+        }
+        click.echo("\n".join(f"{k:<11} {printable(v)}" for k, v in {**facts, "rules": environment.doc}.items()))
 
 
 def _rows_of_library(scheme: str) -> list[_Row]:
