@@ -1,7 +1,8 @@
 """Turns per second of games through the play loop, beside the bare game with the same random moves.
 
 Native, PettingZoo, OpenSpiel and TextArena. The bare game is the library's own objects in a plain loop, without text where
-the library has none. ``native_overhead_us_per_turn`` is what the loop costs on top of a native game's own methods.
+the library has none. Times are CPU time: nothing waits here, and other processes of the machine do not count.
+``native_overhead_us_per_turn`` is what the loop costs on top of a native game's own methods.
 """
 
 from __future__ import annotations
@@ -91,13 +92,13 @@ def _through_loop(env_id: str, num_games: int) -> float:
             num_turns += len((await play(env_id, game, players, match, env_source="bench")).turns)
         return num_turns
 
-    begun = time.perf_counter()
+    begun = time.process_time()
     num_turns = asyncio.run(games())
-    return (time.perf_counter() - begun) * 1e6 / num_turns
+    return (time.process_time() - begun) * 1e6 / num_turns
 
 
 def _bare_native(num_games: int) -> float:
-    kind, num_turns, begun = load_environment(NATIVE), 0, time.perf_counter()
+    kind, num_turns, begun = load_environment(NATIVE), 0, time.process_time()
     for index in range(num_games):
         rng = random.Random(index)
         game = kind(random.Random(derive_seed("bench envs", index)))
@@ -110,14 +111,14 @@ def _bare_native(num_games: int) -> float:
             game.step(moves)
             num_turns += len(moves)
         game.outcome()
-    return (time.perf_counter() - begun) * 1e6 / num_turns
+    return (time.process_time() - begun) * 1e6 / num_turns
 
 
 def _bare_openspiel(num_games: int) -> float:
     import pyspiel
 
     game, rng, num_turns = pyspiel.load_game("tic_tac_toe"), random.Random(0), 0
-    begun = time.perf_counter()
+    begun = time.process_time()
     for _ in range(num_games):
         state = game.new_initial_state()
         while not state.is_terminal():
@@ -125,13 +126,13 @@ def _bare_openspiel(num_games: int) -> float:
             state.apply_action(rng.choice(state.legal_actions()))
             num_turns += 1
         state.returns()
-    return (time.perf_counter() - begun) * 1e6 / num_turns
+    return (time.process_time() - begun) * 1e6 / num_turns
 
 
 def _bare_pettingzoo(num_games: int) -> float:
     from pettingzoo.classic import tictactoe_v3
 
-    rng, num_turns, begun = random.Random(0), 0, time.perf_counter()
+    rng, num_turns, begun = random.Random(0), 0, time.process_time()
     for index in range(num_games):
         env = tictactoe_v3.env()
         env.reset(seed=index)
@@ -141,14 +142,14 @@ def _bare_pettingzoo(num_games: int) -> float:
             env.step(None if over else rng.choice(list(observed["action_mask"].nonzero()[0])))
             num_turns += not over
         env.close()
-    return (time.perf_counter() - begun) * 1e6 / num_turns
+    return (time.process_time() - begun) * 1e6 / num_turns
 
 
 def _bare_textarena(num_games: int) -> float:
     import textarena
 
     rng, num_turns = random.Random(0), 0
-    begun = time.perf_counter()
+    begun = time.process_time()
     for index in range(num_games):
         env = textarena.make("TicTacToe-v0")
         env.reset(num_players=2, seed=index)
@@ -158,4 +159,4 @@ def _bare_textarena(num_games: int) -> float:
             done, _ = env.step(f"[{rng.randrange(9)}]")
             num_turns += 1
         env.close()
-    return (time.perf_counter() - begun) * 1e6 / num_turns
+    return (time.process_time() - begun) * 1e6 / num_turns
