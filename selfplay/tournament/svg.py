@@ -174,8 +174,10 @@ def _step(span: float) -> float:
 
 
 def _ticks(low: float, high: float) -> list[float]:
+    """Round numbers from ``low`` to ``high``."""
     step = _step(high - low)
-    return [low + step * k for k in range(round((high - low) / step) + 1)]
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [step * k for k in range(first, last + 1)]
 
 
 def _axis(low: float, high: float, x: object, height: int, unit: str) -> str:
