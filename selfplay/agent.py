@@ -38,6 +38,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     sampled_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     spans: tuple[Span, ...] = ()
+    kept: tuple[tuple[int, ...], ...] = ()
     stop_reason: StopReason = "none"
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from selfplay.config import check_config, engine_rank, live_adapter_slots, load_config, resolve_transport
+from selfplay.config import (
+    agent_lora,
+    check_config,
+    engine_rank,
+    engine_targets,
+    live_adapter_slots,
+    load_config,
+    resolve_transport,
+)
 from selfplay.config.derive import check_adapter_slots, version_lag
 from selfplay.errors import ConfigError
 
@@ -111,3 +119,31 @@ def test_the_deepest_lag_follows_from_the_settings(overrides: list[str], lag: in
     config = load_config(None, ["env=kuhn-poker-v0", *overrides])
     check_config(config)
     assert version_lag(config.buffer) == lag
+
+
+def test_the_engine_is_sized_for_the_largest_agent_and_serves_what_any_of_them_changes() -> None:
+    config = load_config(
+        None,
+        ["agents.pro.rank=32", "lora.targets=['q_proj']", "agents.con.targets=['down_proj']", "agents.con.alpha=4"],
+    )
+    assert engine_rank(config) == 32
+    assert engine_targets(config) == ("q_proj", "down_proj")
+    assert (agent_lora(config, "con").alpha, agent_lora(config, "pro").alpha) == (4.0, 16.0)
+    assert agent_lora(config, "somebody").rank == 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["algorithm.anchor=rollout"], "would correct twice"),
+        (["algorithm.kl=0.1", "algorithm.kl_estimator=k1"], "no gradient on average: use k2, k3 or full"),
+        (["algorithm.keep_ratio=[2.0, 5.0]"], r"algorithm.keep_ratio=\[2.0, 5.0\]: it must be a range around 1"),
+        (["algorithm.group=3", "train.batch=8"], "not a multiple of algorithm.group=3"),
+        (["rollout.top_p=0.9"], "needs rollout.top_k"),
+        (["agents.pro.targets=['q_prj']"], "agents.pro.targets: unknown projection 'q_prj'; did you mean 'q_proj'"),
+        (["agents.pro.rank=16", "policy.max_rank=8"], "agents.pro.rank=16 is above policy.max_rank=8"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(overrides: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_config(load_config(None, ["env=kuhn-poker-v0", *overrides]))

@@ -52,23 +52,43 @@ def test_the_most_likely_token_at_temperature_zero_and_frequencies_otherwise() -
     assert shares == pytest.approx([0.1, 0.7, 0.2], abs=4 * math.sqrt(0.25 / 4000))
 
 
-def test_rows_that_join_late_get_the_tokens_they_would_have_got_alone(tmp_path: Path) -> None:
+def tiny_batch(folder: Path, **options: Any) -> Batch:
     from transformers import AutoModelForCausalLM
 
-    tiny.write(tmp_path)
-    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    tiny.write(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     bank = install_routing(model, ("q_proj",))
+    generator = torch.Generator().manual_seed(0)
+    for name in ("pro", "con"):
+        pairs = {n: (torch.randn(2, 64, generator=generator), torch.randn(64, 2, generator=generator)) for n in QUERIES}
+        bank.adapters[name] = pairs
+    return Batch(model, bank, generator, **options)
 
-    def alone(ids: list[int], num: int) -> list[int]:
-        batch = Batch(model, bank, torch.Generator())
-        batch.join([one := row("alone", ids, num)])
-        while batch.rows:
-            batch.step()
-        return one.sampled
 
-    batch = Batch(model, bank, torch.Generator())
+QUERIES = tuple(f"model.layers.{i}.self_attn.q_proj" for i in range(2))
+
+
+def run_out(batch: Batch) -> list[Row]:
+    left = []
+    while batch.rows:
+        left += batch.step()
+    return left
+
+
+def alone(batch: Batch, one: Row) -> Row:
+    again = Row(request="alone", ids=one.ids, sampling=one.sampling, stop_ids=one.stop_ids, adapter=one.adapter)
+    if one.sampling.seed is not None:
+        again.generator = torch.Generator().manual_seed(one.sampling.seed)
+    batch.join([again])
+    run_out(batch)
+    return again
+
+
+@pytest.mark.parametrize("prompt_tokens", [0, 10_000])
+def test_rows_that_join_late_get_the_tokens_they_would_have_got_alone(tmp_path: Path, prompt_tokens: int) -> None:
+    batch = tiny_batch(tmp_path, prompt_tokens=prompt_tokens)
     first = [row("a", list(range(40, 70)), 20), row("b", [65], 3)]
-    late = [row("c", list(range(90, 95)), 12), row("d", list(range(30, 120)), 9)]
+    late = [row("c", list(range(90, 95)), 12), row("d", list(range(40, 65)), 9)]
     batch.join(first)
     left = []
     for step in range(30):
@@ -77,4 +97,65 @@ def test_rows_that_join_late_get_the_tokens_they_would_have_got_alone(tmp_path: 
         left += batch.step() if batch.rows else []
     assert {r.request for r in left} == {"a", "b", "c", "d"}
     for r in (*first, *late):
-        assert r.sampled == alone(list(r.ids), r.sampling.max_tokens), r.request
+        fresh = tiny_batch(tmp_path)
+        assert r.sampled == alone(fresh, r).sampled, r.request
+        assert r.logprobs == pytest.approx(alone(fresh, r).logprobs, abs=1e-5)
+
+
+def test_samples_of_one_prompt_share_rows_until_they_part(tmp_path: Path) -> None:
+    """Forty requests of three kinds: three prompts are computed, and each gets what it would have got alone."""
+    batch = tiny_batch(tmp_path, prompt_tokens=10_000)
+    kinds: list[tuple[list[int], str | None]] = [([65, 66, 67], "pro"), ([65, 66, 67], "con"), ([65, 66, 67, 68], None)]
+    rows = []
+    for i in range(40):
+        ids, adapter = kinds[i % 3]
+        one = row(f"r{i}", ids, 4, temperature=0.3 if i % 2 else 0.0, seed=i)
+        one.adapter, one.generator = adapter, torch.Generator().manual_seed(i)
+        rows.append(one)
+    batch.join(rows)
+    assert (batch.num_computed_rows, batch.prompts.num_computed) == (3, 3 + 3 + 4)
+    widths = []
+    while batch.rows:
+        batch.step()
+        widths.append(batch.num_computed_rows)
+    assert 3 <= widths[0] < 40
+    fresh = tiny_batch(tmp_path)
+    for one in rows:
+        other = alone(fresh, one)
+        assert (one.sampled, one.finish) == (other.sampled, "length"), one.request
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_a_prompt_goes_on_from_one_that_begins_alike_and_never_from_another_adapters(tmp_path: Path) -> None:
+    batch = tiny_batch(tmp_path, prompt_tokens=60)
+    batch.prompt("pro", tuple(range(40, 60)))
+    batch.prompt("pro", (*range(40, 55), 1, 2))
+    assert batch.prompts.num_computed == 20 + 2
+    batch.prompt("con", tuple(range(40, 60)))
+    assert batch.prompts.num_computed == 42
+    batch.prompt("con", tuple(range(40, 60)))
+    assert batch.prompts.num_computed == 42
+    batch.prompt("con", tuple(range(100, 120)))
+    assert batch.prompts.num_tokens <= 60
+    swapped, batch._bank.adapters["con"] = batch._bank.adapters["con"], batch._bank.adapters["pro"]
+    batch.prompt("con", tuple(range(100, 120)))
+    assert batch.prompts.num_computed == 82, "the same name with other tensors computes anew"
+    batch.prompts.forget(swapped)
+
+
+def test_continuations_are_scored_beside_each_other_as_alone(tmp_path: Path) -> None:
+    """Answers of one to four tokens after one context, against one whole forward pass each."""
+    batch = tiny_batch(tmp_path, prompt_tokens=1000)
+    context, answers = (70, 71, 72, 73), [[5], [6, 7], [5, 8, 9, 10], [6, 7, 11]]
+    for adapter in ("pro", None):
+        found = batch.continuations(adapter, context, answers)
+        for answer, logprob in zip(answers, found, strict=True):
+            ids = torch.tensor([[*context, *answer]])
+            batch._bank.route([adapter])
+            with torch.no_grad():
+                logs = torch.log_softmax(batch._model(input_ids=ids).logits[0, :-1].float(), -1)
+            alone = float(logs.gather(1, ids[0, 1:, None])[len(context) - 1 :].sum())
+            assert logprob == pytest.approx(alone, abs=1e-4)
+    assert batch.continuations("pro", context, [[5], [9]])[0] == pytest.approx(
+        batch.continuations("pro", context, [[5, 1], [5]])[1]
+    )

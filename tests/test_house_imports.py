@@ -194,6 +194,7 @@ def test_help_loads_nothing_but_the_command_line(arguments: list[str], tmp_path:
             [name, "--help"]
             for name in (
                 "train",
+                "sft",
                 "resume",
                 "play",
                 "eval",

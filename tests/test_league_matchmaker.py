@@ -134,3 +134,12 @@ def test_a_seat_whose_name_is_no_agent_name_says_what_to_set(seat: str) -> None:
         maker(spec=spec)
     named: Any = maker(f'seats."{seat}".agent=one', spec=spec)
     assert named.trained_agents == ("con", "one")
+
+
+def test_matches_of_a_group_are_one_scenario() -> None:
+    """Indices 0–2 and 3–5 have a seed each; ids stay different."""
+    grouped = maker("algorithm.group=3")
+    seeds = [grouped.match(i).seed for i in range(6)]
+    assert len(set(seeds[:3])) == len(set(seeds[3:])) == 1
+    assert seeds[0] != seeds[3]
+    assert len({grouped.match(i).episode_id for i in range(6)}) == 6

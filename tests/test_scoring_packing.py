@@ -6,14 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfplay.scoring.packing import plan_micro_batches
+from selfplay.scoring.packing import num_distinct_tokens, plan_micro_batches, shared_prefix
 from selfplay.types import Segment
 
 
-def segment(agent: str, num_tokens: int, episode: int = 0) -> Segment:
+def segment(agent: str, num_tokens: int, episode: int = 0, *, prefix: tuple[int, ...] = ()) -> Segment:
+    """Tokens that no segment of another episode has, after ``prefix``."""
+    ids = (*prefix, *range(1000 * episode, 1000 * episode + num_tokens - len(prefix)))
     zeros = (0.0,) * num_tokens
     return Segment(
-        episode_id=f"{episode}.0", agent=agent, seat=agent, ids=tuple(range(num_tokens)), mask=(0,) * num_tokens,
+        episode_id=f"{episode}.0", agent=agent, seat=agent, ids=ids, mask=(0,) * num_tokens,
         logprobs=zeros, advantages=zeros, versions=(0, 0),
     )  # fmt: skip
 
@@ -58,7 +60,7 @@ def test_rows_are_filled_before_new_ones_are_begun() -> None:
 
 
 def test_a_segment_over_the_limit_has_a_row_of_its_own() -> None:
-    segments = [segment("a", 500), segment("b", 10), segment("b", 10)]
+    segments = [segment("a", 500), segment("b", 10, 1), segment("b", 10, 2)]
     (rows,) = plan_micro_batches(segments, ranks=1, max_tokens=100)
     assert [[len(s.ids) for s in row] for row in rows] == [[500], [10, 10]]
 
@@ -73,3 +75,44 @@ def test_a_rank_without_work_gets_empty_rows() -> None:
 def test_impossible_plans_are_refused(ranks: int, max_tokens: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         plan_micro_batches([], ranks=ranks, max_tokens=max_tokens)
+
+
+# ── what is shared is computed once ──────────────────────────────────────────────────────────────
+
+RULES = tuple(range(5000, 5060))
+
+
+@given(a=st.lists(st.integers(0, 2)), b=st.lists(st.integers(0, 2)))
+def test_shared_prefix_is_where_they_part(a: list[int], b: list[int]) -> None:
+    n = shared_prefix(a, b)
+    assert a[:n] == b[:n]
+    assert n == min(len(a), len(b)) or a[n] != b[n]
+
+
+def test_segments_that_share_their_beginning_stay_in_one_row() -> None:
+    """Eight of 80 tokens, 60 of them shared: 60 + 8 · 20 = 220 distinct tokens fit a row of 256; 640 would not."""
+    segments = [segment("a", 80, i, prefix=RULES) for i in range(8)]
+    assert num_distinct_tokens(segments) == 220
+    (rows,) = plan_micro_batches(segments, ranks=1, max_tokens=256)
+    assert [len(row) for row in rows] == [8]
+
+
+def test_agents_share_nothing() -> None:
+    """Their adapters differ, so the same tokens are computed for each."""
+    segments = [segment(agent, 80, i, prefix=RULES) for agent in "ab" for i in range(2)]
+    assert num_distinct_tokens(segments) == 2 * (60 + 2 * 20)
+
+
+def test_the_same_game_many_times_is_computed_once() -> None:
+    segments = [segment("a", 50, 3) for _ in range(100)]
+    (rows,) = plan_micro_batches(segments, ranks=1, max_tokens=64)
+    assert [len(row) for row in rows] == [100]
+
+
+def test_sharing_does_not_starve_a_rank() -> None:
+    """220 distinct tokens over two ranks: the rules are computed twice, 140 tokens each."""
+    segments = [segment("a", 80, i, prefix=RULES) for i in range(8)]
+    plan = plan_micro_batches(segments, ranks=2, max_tokens=4096)
+    sizes = [num_distinct_tokens([s for row in rows for s in row]) for rows in plan]
+    assert min(sizes) >= 100
+    assert sum(len(row) for rows in plan for row in rows) == 8

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfplay.scoring import action_counts, agents_with_signal, episode_segments
+from selfplay.scoring.segments import SegmentAges, learning_now, segment_ages
 from selfplay.types import Episode, Segment, Span, Turn
 
 BOTH = {"pro": 1.0, "con": -1.0}
@@ -172,3 +173,49 @@ def test_what_the_opponent_sampled_changes_nothing(game: Episode, token: int) ->
 
     changed = msgspec.structs.replace(game, turns=tuple(altered(t) for t in game.turns))
     assert by_seat(episode_segments(changed, BOTH), "pro") == by_seat(episode_segments(game, BOTH), "pro")
+
+
+# ── who learns, and how old what it learns from is ───────────────────────────────────────────────
+
+
+def test_agents_take_turns() -> None:
+    """Two steps each, by sorted names; an agent without signal does not lose its turn to another."""
+    trained = ("pro", "con")
+    turns = [learning_now(("con", "pro"), trained, step, 2) for step in range(6)]
+    assert turns == [("con",), ("con",), ("pro",), ("pro",), ("con",), ("con",)]
+    assert learning_now(("pro",), trained, 0, 2) == ()
+    assert learning_now(("pro", "con"), trained, 5, 0) == ("con", "pro")
+
+
+def test_ages_are_of_each_agents_own_segments() -> None:
+    """Versions 3–5 and 5–5 learnt from at 6: staleness 3 and 1, span 2; the other agent is at its own version."""
+    old, new, other = (
+        msgspec.structs.replace(SEGMENT, agent=a, versions=v)
+        for a, v in (("pro", (3, 5)), ("pro", (5, 5)), ("con", (2, 2)))
+    )
+    found = segment_ages([old, new, other], {"pro": 6, "con": 2})
+    assert found["pro"] == SegmentAges(staleness_mean=2.0, staleness_max=3, span_max=2)
+    assert found["con"] == SegmentAges()
+
+
+SEGMENT = Segment(
+    episode_id="0.0",
+    agent="pro",
+    seat="pro",
+    ids=(1, 2),
+    mask=(0, 1),
+    logprobs=(0.0, -1.0),
+    advantages=(0.0, 1.0),
+    versions=(0, 0),
+)
+
+
+def test_what_was_left_to_sample_from_goes_with_each_action() -> None:
+    turns = (
+        turn("pro", (1,), (2, 3)),
+        msgspec.structs.replace(turn("pro", (4,), (5,)), kept=((5, 6),)),
+        turn("con", (1,), (2,)),
+    )
+    pro, con = episode_segments(episode(turns=turns), {"pro": 1.0, "con": 1.0})
+    assert pro.kept == ((), (), (5, 6))
+    assert con.kept == ()

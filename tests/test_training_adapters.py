@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from msgspec.structs import replace
 from torch import nn
 from training_site import config, rank_config
 
 from selfplay.config.schema import LoraConfig
 from selfplay.errors import ConfigError, TrainerError
 from selfplay.training import head, rank
-from selfplay.training.head import frozen_head_logprobs
+from selfplay.training.head import frozen_head
 from selfplay.training.lora import FlatAdapter, LoraLayout, Projection, find_layout
+from selfplay.training.rows import pack_row
 from selfplay.training.segment_lora import SegmentLora
 from selfplay.training.service import start_trainer
 from selfplay.training.sharding import Setting, shards_base
+from selfplay.types import Segment
 
 LAYOUT = LoraLayout(
     rank=2,
@@ -108,11 +112,12 @@ def test_segment_lora_is_the_plain_sum_of_both_paths(bounds: tuple[tuple[int, in
 
     x, weight, bias = random(1, 7, 6), random(4, 6).detach(), random(4).detach()
     matrices = [m for _ in bounds for m in (random(2, 6), random(4, 2))]
-    ours = SegmentLora.apply(x, weight, bias, 2.5, bounds, *matrices)
+    scaled = tuple((s, e, 2.5 + k) for k, (s, e) in enumerate(bounds))
+    ours = SegmentLora.apply(x, weight, bias, scaled, *matrices)
     plain = torch.cat(
         [
-            F.linear(x[:, s:e], weight, bias) + 2.5 * (x[:, s:e] @ a.t() @ b.t())
-            for (s, e), a, b in zip(bounds, matrices[::2], matrices[1::2], strict=True)
+            F.linear(x[:, s:e], weight, bias) + scale * (x[:, s:e] @ a.t() @ b.t())
+            for (s, e, scale), a, b in zip(scaled, matrices[::2], matrices[1::2], strict=True)
         ],
         dim=1,
     )
@@ -136,22 +141,40 @@ def test_the_frozen_head_is_log_softmax(
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(num, 5, generator=generator).requires_grad_()
     weight, targets = torch.randn(vocab, 5, generator=generator), torch.arange(num) % vocab
-    logprobs, entropies = frozen_head_logprobs(hidden, weight, targets, inv_temperature=inv_temperature)
-    logs = torch.log_softmax(hidden @ weight.t() * inv_temperature, -1)
-    plain = logs[torch.arange(num), targets]
-    torch.testing.assert_close(logprobs, plain)
-    torch.testing.assert_close(entropies, -(logs.exp() * logs).sum(-1).detach())
-    assert not entropies.requires_grad
+    reference = torch.randn(num, 5, generator=generator)
+    out = frozen_head(
+        hidden, weight, targets, inv_temperature=inv_temperature, reference=reference, entropy_gradient=True
+    )
+    logs, other = (torch.log_softmax(h @ weight.t() * inv_temperature, -1) for h in (hidden, reference))
+    plain = {
+        "logprobs": logs[torch.arange(num), targets],
+        "entropies": -(logs.exp() * logs).sum(-1),
+        "divergences": (logs.exp() * (logs - other)).sum(-1),
+    }
     upstream = torch.randn(num, generator=generator)
-    (got,), (wanted,) = (torch.autograd.grad(y, hidden, upstream) for y in (logprobs, plain))
-    torch.testing.assert_close(got, wanted)
+    for name, wanted in plain.items():
+        found = getattr(out, name)
+        torch.testing.assert_close(found, wanted)
+        (got,), (right,) = (torch.autograd.grad(y, hidden, upstream, retain_graph=True) for y in (found, wanted))
+        torch.testing.assert_close(got, right)
+
+
+def test_what_was_not_asked_for_carries_no_gradient() -> None:
+    hidden = torch.randn(3, 5).requires_grad_()
+    out = frozen_head(hidden, torch.randn(11, 5), torch.arange(3))
+    assert (out.logprobs.requires_grad, out.entropies.requires_grad, out.divergences.requires_grad) == (
+        True,
+        False,
+        False,
+    )
+    assert out.divergences.tolist() == [0.0] * 3
 
 
 def test_no_actions_give_no_logprobs_and_a_zero_gradient() -> None:
     hidden = torch.randn(0, 5).requires_grad_()
-    logprobs, entropies = frozen_head_logprobs(hidden, torch.randn(11, 5), torch.empty(0, dtype=torch.long))
-    logprobs.sum().backward()
-    assert logprobs.shape == entropies.shape == (0,)
+    out = frozen_head(hidden, torch.randn(11, 5), torch.empty(0, dtype=torch.long))
+    out.logprobs.sum().backward()
+    assert out.logprobs.shape == out.entropies.shape == (0,)
     assert hidden.grad is not None
 
 
@@ -171,3 +194,69 @@ def test_auto_shards_the_base_on_several_gpus_only(
 def test_a_rank_without_its_config_says_how_it_is_started(capsys: pytest.CaptureFixture[str]) -> None:
     assert rank.main(["rank"]) == rank.main(["rank", "{}"]) == 2
     assert "python -m selfplay.training.rank" in capsys.readouterr().err
+
+
+# ── what was left to sample from ─────────────────────────────────────────────────────────────────
+
+
+def test_only_what_was_left_to_sample_from_has_probability() -> None:
+    """Tokens 1, 4, 5 for the first place, all for the second, one alone for the third; against a masked softmax."""
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(3, 5, generator=generator).requires_grad_()
+    weight, reference = torch.randn(11, 5, generator=generator), torch.randn(3, 5, generator=generator)
+    targets, kept = torch.tensor([4, 9, 2]), torch.tensor([[1, 4, 5], [-1, -1, -1], [2, -1, -1]])
+    out = head.frozen_head(hidden, weight, targets, reference=reference, entropy_gradient=True, kept=kept)
+    left_out = torch.ones(3, 11, dtype=torch.bool)
+    left_out[0, [1, 4, 5]], left_out[1], left_out[2, 2] = False, False, False
+
+    def logs(h: torch.Tensor) -> torch.Tensor:
+        return torch.log_softmax((h @ weight.t()).masked_fill(left_out, -torch.inf), -1)
+
+    ours, theirs = logs(hidden), logs(reference)
+    p = ours.exp()
+    plain = {
+        "logprobs": ours[torch.arange(3), targets],
+        "entropies": -(p * ours.masked_fill(left_out, 0)).sum(-1),
+        "divergences": (p * (ours - theirs).masked_fill(left_out, 0)).sum(-1),
+    }
+    for name, wanted in plain.items():
+        found = getattr(out, name)
+        torch.testing.assert_close(found, wanted)
+        (got,), (right,) = (torch.autograd.grad(y.sum(), hidden, retain_graph=True) for y in (found, wanted))
+        torch.testing.assert_close(got, right)
+    assert float(out.logprobs[2]) == float(out.entropies[2]) == 0.0
+
+
+def test_trainer_and_engine_agree_on_truncated_samples(tiny_model: Path, tmp_path: Path) -> None:
+    """Sampled with top-k, top-p and a temperature by the engine; the trainer has the same log-probability of each token."""
+    from transformers import AutoModelForCausalLM
+
+    from selfplay.agent import Sampling
+    from selfplay.policy.decoding import Batch, Row
+    from selfplay.policy.routed_lora import install_routing
+
+    trainer, _ = start_trainer(rank_config(tiny_model, tmp_path, config()))
+    served: Any = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
+    batch = Batch(served, install_routing(served, ()), torch.Generator().manual_seed(0))
+    sampling = Sampling(temperature=0.7, top_k=6, top_p=0.8, max_tokens=12)
+    rows = [
+        Row(request=str(i), ids=[65, 66, 67], sampling=sampling, stop_ids=frozenset(), adapter=None) for i in range(8)
+    ]
+    batch.join(rows)
+    while batch.rows:
+        batch.step()
+    segments = [
+        Segment(
+            episode_id=r.request, agent="pro", seat="pro", ids=(*r.ids, *r.sampled), mask=(0, 0, 0, *(1,) * 12),
+            logprobs=(0.0, 0.0, 0.0, *r.logprobs), advantages=(0.0,) * 15, versions=(0, 0), kept=tuple(r.kept),
+        )
+        for r in rows
+    ]  # fmt: skip
+    row = pack_row(segments, torch.device("cpu"))
+    found = trainer.policy(row, 1 / 0.7).head.logprobs[row.picks]
+    torch.testing.assert_close(found, row.rollout_logprobs, atol=1e-4, rtol=0)
+    assert all(1 <= len(k) <= 6 for r in rows for k in r.kept)
+    plain = trainer.policy(pack_row([replace(s, kept=()) for s in segments], torch.device("cpu")), 1 / 0.7)
+    assert float((plain.head.logprobs[row.picks] - row.rollout_logprobs).max()) < -0.05, (
+        "the whole vocabulary is another policy"
+    )

@@ -33,10 +33,10 @@ def run(trainer: Trainer, steps: range) -> None:
 def state(trainer: Trainer) -> State:
     out: State = {}
     for agent, optimizer in trainer.optimizers.items():
-        exp_avg, exp_avg_sq, num_steps = optimizer.state()
+        exp_avg, exp_avg_sq, *counts = optimizer.state()
         for name, tensor in (("flat", optimizer.flat), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)):
             out[f"{agent}.{name}"] = tensor.detach().clone()
-        out[f"{agent}.num_steps"] = torch.tensor(num_steps)
+        out[f"{agent}.counts"] = torch.tensor(counts)
     return out
 
 
@@ -55,6 +55,23 @@ def test_three_and_three_steps_are_six(tiny_model: Path, tmp_path: Path) -> None
     run(second, range(3, 6))
     assert same(state(second), state(straight))
     assert second.num_steps == 6
+
+
+def test_epochs_schedule_and_moving_reference_survive(tiny_model: Path, tmp_path: Path) -> None:
+    """The reference is renewed every two steps, so one of the agents is between two renewals when it is saved."""
+    settings = {
+        "algorithm": {"loss": "ppo", "epochs": 2, "kl": 0.3, "reference": "moving", "reference_every": 2},
+        "train": {"schedule": "cosine", "warmup_steps": 1, "steps": 6},
+    }
+    straight, first = (fresh(tiny_model, tmp_path, **settings) for _ in range(2))
+    run(straight, range(6))
+    run(first, range(3))
+    checkpoint.save(first, tmp_path / "3")
+    second = fresh(tiny_model, tmp_path, str(tmp_path / "3"), seed=99, **settings)
+    assert same(second.references, first.references)
+    run(second, range(3, 6))
+    assert same(state(second), state(straight))
+    assert same(second.references, straight.references)
 
 
 def test_the_random_state_comes_back(tiny_model: Path, tmp_path: Path) -> None:
@@ -78,7 +95,7 @@ def test_a_checkpoint_holds_no_pickle_and_is_whole_or_not_there(tiny_model: Path
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
-        ({"lora": {"rank": 4}}, "lora_rank 8"),
+        ({"lora": {"rank": 4}}, r"lora_rank \{'con': 8, 'pro': 8\}, this run has \{'con': 4"),
         ({"lora": {"alpha": 3.0}}, "lora.alpha"),
         ({"lora": {"targets": ["q_proj"]}}, "layout"),
     ],
@@ -154,7 +171,7 @@ def test_a_gradient_that_is_not_finite_changes_nobody(tiny_model: Path, tmp_path
         ({"agents": ()}, "not a sorted list"),
         ({"agents": ("con",)}, r"segments of \['pro'\]"),
         ({"agents": ("con", "judge", "pro")}, r"\['judge'\] are not trained here"),
-        ({"num_actions": {"con": 3}}, "at least one action per agent"),
+        ({"num_actions": {"con": 3}}, "at least one per agent"),
     ],
 )
 def test_a_step_that_does_not_add_up_is_refused(

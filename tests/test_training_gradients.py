@@ -10,8 +10,9 @@ import torch
 from msgspec.structs import replace
 from training_site import config, peft_gradients, rank_config, segment, segments, train_steps, worst_relative
 
-from selfplay.config import Config
+from selfplay.config import Config, agent_lora
 from selfplay.errors import TrainerError
+from selfplay.scoring.packing import num_distinct_tokens
 from selfplay.training.rows import pack_row, teacher_forced
 from selfplay.training.service import start_trainer
 from selfplay.training.trainer import Trainer
@@ -32,7 +33,7 @@ def trainer_of(model: Path, place: Path, settings: Config, **changes: Any) -> Tr
 
 def gradients(trainer: Trainer, chosen: list[Segment], max_tokens: int) -> dict[str, dict[str, torch.Tensor]]:
     (message,) = train_steps(chosen, step=1, max_tokens=max_tokens)
-    trainer.accumulate(message.micro_batches, message.num_actions, message.agents[0])
+    trainer.accumulate(message)
     out = {}
     for agent in message.agents:
         adapter = trainer.policy.adapters[agent]
@@ -49,7 +50,8 @@ def check(model: Path, place: Path, settings: Config, chosen: list[Segment], max
     for agent, ours in found.items():
         own = [s for s in chosen if s.agent == agent]
         tensors = {n: t.clone() for n, t in trainer.policy.adapters[agent].tensors().items()}
-        theirs = peft_gradients(model, settings, tensors, own, sum(s.num_actions for s in own))
+        normaliser = len(own) if settings.algorithm.length != "token" else sum(s.num_actions for s in own)
+        theirs = peft_gradients(model, settings, tensors, own, normaliser)
         assert worst_relative(ours, theirs) <= TOLERANCE
 
 
@@ -70,9 +72,108 @@ def test_recomputed_activations_change_nothing(tiny_model: Path, tmp_path: Path)
     check(tiny_model, tmp_path, config(train={"activation_checkpointing": True}), segments(4), 64)
 
 
+ALGORITHMS: list[dict[str, Any]] = [
+    {"correction": "none"},
+    {"correction": "importance", "tis_cap": 1.1},
+    {"correction": "token_tis", "tis_cap": 1.1},
+    {"correction": "sequence_tis", "tis_cap": 1.1},
+    {"correction": "icepop", "keep_ratio": [0.7, 1.4]},
+    {"correction": "geometric", "keep_mean_ratio": [0.5, 2.0]},
+    {"loss": "ppo", "anchor": "rollout", "correction": "none"},
+    {"loss": "gspo", "anchor": "rollout", "correction": "none", "length": "sequence"},
+    {"loss": "cispo", "anchor": "rollout", "correction": "none"},
+    {"loss": "dppo_tv", "anchor": "rollout", "correction": "none", "tv_bound": 0.001},
+    {"loss": "ppo", "correction": "icepop", "length": "constant", "length_constant": 16.0},
+    {"kl": 0.5, "kl_estimator": "full", "length": "sequence"},
+    {"kl": 0.5, "kl_estimator": "k2"},
+    {"kl": 0.5, "kl_estimator": "k3"},
+    {"kl": 0.5, "kl_estimator": "k1", "kl_in": "reward"},
+    {"entropy": 0.3, "kl": 0.1},
+]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: "-".join(f"{v}" for v in a.values()))
+def test_each_algorithm_has_the_gradient_of_its_formula(
+    tiny_model: Path, tmp_path: Path, algorithm: dict[str, Any]
+) -> None:
+    """Off policy and with a shared beginning: the recorded log-probabilities are noise around the trainer's."""
+    check(tiny_model, tmp_path, config(algorithm=algorithm), sharing(8), 64)
+
+
+def sharing(seed: int) -> list[Segment]:
+    """Segments of two agents of which some begin alike, one is another's beginning, and one comes twice."""
+    first, second = segment("pro", seed), segment("pro", seed + 1)
+    forked = replace(second, ids=(*first.ids[:6], *second.ids[6:]))
+    cut = max(t for t, m in enumerate(first.mask[:-1]) if m) + 1
+    start = replace(
+        first,
+        ids=first.ids[:cut],
+        mask=first.mask[:cut],
+        logprobs=first.logprobs[:cut],
+        advantages=first.advantages[:cut],
+    )
+    again = replace(first, advantages=tuple(-2 * a for a in first.advantages))
+    return [first, forked, segment("con", seed + 2), start, again, replace(first, agent="con")]
+
+
+@pytest.mark.parametrize("max_tokens", [10_000, 40, 1], ids=["one row", "several rows", "a row each"])
+def test_shared_beginnings_are_computed_once_with_the_same_gradient(
+    tiny_model: Path, tmp_path: Path, max_tokens: int
+) -> None:
+    check(tiny_model, tmp_path, config(), sharing(20), max_tokens)
+
+
+def test_a_row_has_each_distinct_prefix_once() -> None:
+    chosen = sharing(20)
+    row = pack_row(chosen, torch.device("cpu"))
+    prefixes = {(s.agent, s.ids[:n]) for s in chosen for n in range(1, len(s.ids) + 1)}
+    assert row.num_tokens == num_distinct_tokens(chosen) == len(prefixes)
+    assert len(row.picks) == sum(s.num_actions for s in chosen)
+    assert len(row.targets) < len(row.picks)
+    ordered = sorted(chosen, key=lambda s: (s.agent, s.ids))
+    assert row.targets[row.picks].tolist() == [i for s in ordered for i, m in zip(s.ids, s.mask, strict=True) if m]
+
+
+def test_epochs_go_on_from_where_the_step_began(tiny_model: Path, tmp_path: Path) -> None:
+    """Two epochs of ppo are two updates; the second is clipped around the first one's start, as a plain loop would."""
+    settings = config(algorithm={"loss": "ppo", "epochs": 2, "correction": "none"}, train={"lr": 0.03})
+    two, one = (
+        trainer_of(tiny_model, tmp_path, s)
+        for s in (settings, config(algorithm={"correction": "none"}, train={"lr": 0.03}))
+    )
+    (message,) = train_steps(segments(9), step=1)
+    reports = two.step(message)
+    one.step(message)
+    assert {a: (o.num_steps, o.num_updates) for a, o in two.optimizers.items()} == {"con": (1, 2), "pro": (1, 2)}
+    assert all(0 < r.clip_fraction < 1 and r.moved for r in reports.values())
+    for agent, optimizer in two.optimizers.items():
+        assert not torch.equal(optimizer.flat, one.optimizers[agent].flat)
+
+
 def test_fewer_targets_and_another_rank(tiny_model: Path, tmp_path: Path) -> None:
     settings = config(lora={"rank": 3, "alpha": 4.5, "targets": ["q_proj", "down_proj"]})
     check(tiny_model, tmp_path, settings, segments(5), 10_000)
+
+
+def test_agents_with_ranks_scales_and_targets_of_their_own(tiny_model: Path, tmp_path: Path) -> None:
+    """One row of two agents that share no projection but one; each has the gradient of peft with its own settings."""
+    own = {
+        "pro": {"rank": 3, "targets": ["q_proj", "down_proj"]},
+        "con": {"alpha": 5.0, "targets": ["q_proj", "up_proj"]},
+    }
+    settings = config(lora={"rslora": True}, agents=own)
+    trainer = trainer_of(tiny_model, tmp_path, settings)
+    chosen = segments(6)
+    found = gradients(trainer, chosen, 10_000)
+    for agent, ours in found.items():
+        mine = [s for s in chosen if s.agent == agent]
+        alone = replace(settings, lora=agent_lora(settings, agent))
+        tensors = {n: t.clone() for n, t in trainer.policy.adapters[agent].tensors().items()}
+        theirs = peft_gradients(tiny_model, alone, tensors, mine, sum(s.num_actions for s in mine))
+        assert worst_relative(ours, theirs) <= TOLERANCE
+    layouts = {a: adapter.layout.adapter_config() for a, adapter in trainer.policy.adapters.items()}
+    assert layouts["pro"] == {"r": 3, "lora_alpha": 16, "target_modules": ["down_proj", "q_proj"], "use_rslora": True}
+    assert (layouts["con"]["r"], layouts["con"]["lora_alpha"]) == (8, 5)
 
 
 def test_a_segment_as_long_as_the_row(tiny_model: Path, tmp_path: Path) -> None:
@@ -90,7 +191,7 @@ def test_opponent_tokens_are_context_only_and_the_stop_token_is_trained(tiny_mod
 
     def flat_gradient(s: Segment) -> torch.Tensor:
         trainer.optimizers["pro"].forget_grad()
-        trainer.accumulate([[s]], {"pro": 3}, "pro")
+        trainer.accumulate(train_steps([s], step=1)[0])
         grad = trainer.policy.adapters["pro"].flat.grad
         assert grad is not None
         return grad.clone()
@@ -107,7 +208,7 @@ def test_segments_of_one_row_do_not_see_each_other(tiny_model: Path, tmp_path: P
     alone = trainer.policy.probe("pro", ids)
     with torch.no_grad():
         row = pack_row([teacher_forced("con", [1, 2, 3]), teacher_forced("pro", ids)], torch.device("cpu"))
-        packed, _ = trainer.policy(row)
+        packed = trainer.policy(row).head.logprobs[row.picks]
     assert packed[2:].tolist() == pytest.approx(alone, abs=1e-5)
 
 

@@ -14,6 +14,7 @@ import zmq
 
 from selfplay.config import Config
 from selfplay.config.load import config_from_tree
+from selfplay.config.schema import AlgorithmConfig
 from selfplay.process import Child, RuntimeDir, spawn
 from selfplay.scoring.packing import plan_micro_batches
 from selfplay.training.config import RankConfig
@@ -75,19 +76,27 @@ def train_steps(
 ) -> list[TrainStep]:
     """The message of each rank."""
     agents = tuple(sorted({s.agent for s in chosen}))
-    counts = {a: sum(s.num_actions for s in chosen if s.agent == a) for a in agents}
+    tokens = {a: sum(s.num_actions for s in chosen if s.agent == a) for a in agents}
+    sequences = {a: sum(s.agent == a for s in chosen) for a in agents}
     plan = plan_micro_batches(chosen, ranks=ranks, max_tokens=max_tokens)
     return [
-        TrainStep(request=request, step=step, agents=agents, micro_batches=batches, num_actions=counts)
+        TrainStep(
+            request=request,
+            step=step,
+            agents=agents,
+            micro_batches=batches,
+            num_actions=tokens,
+            num_sequences=sequences,
+        )
         for batches in plan
     ]
 
 
 def peft_gradients(
-    model: Path, settings: Config, tensors: Mapping[str, Any], chosen: Sequence[Segment], num_actions: int
+    model: Path, settings: Config, tensors: Mapping[str, Any], chosen: Sequence[Segment], normaliser: float
 ) -> dict[str, Any]:
-    """Gradient by PEFT name of the TIS loss of one agent's segments, by peft, full logits and plain autograd in float64
-    sums: one sequence at a time, nothing of ours."""
+    """Gradient by PEFT name of one agent's loss as the formulas say it, by peft, full logits and plain autograd: one
+    sequence at a time, nothing of ours."""
     import torch
     from peft import LoraConfig, get_peft_model, set_peft_model_state_dict
     from transformers import AutoModelForCausalLM
@@ -95,17 +104,76 @@ def peft_gradients(
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="eager")
     lora = settings.lora
     policy = get_peft_model(
-        base, LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.targets), task_type="CAUSAL_LM")
+        base,
+        LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            use_rslora=lora.rslora,
+            target_modules=list(lora.targets),
+            task_type="CAUSAL_LM",
+        ),
     )
     set_peft_model_state_dict(policy, dict(tensors))
+
+    def logs(ids: Any) -> Any:
+        return torch.log_softmax(
+            policy(input_ids=ids, use_cache=False).logits[0, :-1] / settings.rollout.temperature, -1
+        )
+
     for s in chosen:
         ids = torch.tensor([s.ids])
-        logits = policy(input_ids=ids, use_cache=False).logits[0, :-1] / settings.rollout.temperature
-        logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None])[:, 0]
-        mask, sampled = torch.tensor(s.mask[1:]), torch.tensor(s.logprobs[1:])
-        weight = (logprobs.detach() - sampled).clamp(-20, 20).exp().clamp(max=settings.algorithm.tis_cap)
-        (-(weight * torch.tensor(s.advantages[1:]) * logprobs * mask).sum() / num_actions).backward()
+        all_logs = logs(ids)
+        with torch.no_grad(), policy.disable_adapter():
+            base_logs = logs(ids)
+        at = torch.tensor([t - 1 for t, m in enumerate(s.mask) if m])
+        sampled = torch.tensor([x for x, m in zip(s.logprobs, s.mask, strict=True) if m])
+        advantages = torch.tensor([x for x, m in zip(s.advantages, s.mask, strict=True) if m])
+        loss = plain_loss(settings.algorithm, all_logs[at], base_logs[at], ids[0, at + 1], sampled, advantages)
+        (loss / normaliser).backward()
     return {n.replace(".default.", "."): p.grad for n, p in policy.named_parameters() if p.grad is not None}
+
+
+def plain_loss(
+    settings: AlgorithmConfig, logs: Any, base_logs: Any, targets: Any, sampled: Any, advantages: Any
+) -> Any:
+    """The loss of one sequence of C actions from its log-probabilities [C, V], written out by name."""
+    import torch
+
+    logp = logs.gather(1, targets[:, None])[:, 0]
+    reference = base_logs.gather(1, targets[:, None])[:, 0]
+    now = logp.detach()
+    r, one = (now - sampled).exp(), torch.ones_like(now)
+    inside = (r >= settings.keep_ratio[0]) & (r <= settings.keep_ratio[1])
+    mean_r = (now - sampled).mean().exp()
+    weight = {
+        "none": one, "importance": r, "token_tis": r.clamp(max=settings.tis_cap),
+        "sequence_tis": one * r.prod().clamp(max=settings.tis_cap), "icepop": r * inside,
+        "geometric": one * bool(settings.keep_mean_ratio[0] <= mean_r <= settings.keep_mean_ratio[1]),
+    }[settings.correction]  # fmt: skip
+    anchor = now if settings.anchor == "trainer" else sampled
+    ratio = (logp - anchor).exp()
+    low, high = 1 - settings.clip_low, 1 + settings.clip_high
+    sequence_ratio = (now - anchor).mean().exp() * (logp - now).exp()
+    moved = now.exp() - anchor.exp()
+    far = ((advantages > 0) & (moved > settings.tv_bound)) | ((advantages < 0) & (moved < -settings.tv_bound))
+    gain = {
+        "reinforce": ratio.detach() * advantages * logp,
+        "ppo": torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages),
+        "gspo": torch.minimum(sequence_ratio * advantages, sequence_ratio.clamp(low, high) * advantages),
+        "cispo": ratio.detach().clamp(low, high) * advantages * logp,
+        "dppo_tv": ratio * advantages * ~far,
+    }[settings.loss]
+    log_q_over_p = reference - logp
+    kl = {
+        "full": (logs.exp() * (logs - base_logs)).sum(-1), "k1": -log_q_over_p, "k2": log_q_over_p**2 / 2,
+        "k3": log_q_over_p.exp() - 1 - log_q_over_p,
+    }[settings.kl_estimator]  # fmt: skip
+    if settings.kl_in == "reward":  # through the advantage only; written for the plain policy gradient
+        gain, kl = gain - settings.kl * kl.detach() * logp, torch.zeros_like(kl)
+    entropy = -(logs.exp() * logs).sum(-1)
+    per_token = -weight * gain + settings.kl * kl - settings.entropy * entropy
+    length = {"token": 1.0, "sequence": float(len(targets)), "constant": settings.length_constant}[settings.length]
+    return per_token.sum() / length
 
 
 def worst_relative(found: Mapping[str, Any], expected: Mapping[str, Any]) -> float:

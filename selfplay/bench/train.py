@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from selfplay.bench import trie
 from selfplay.bench.report import Row
 from selfplay.config import Config
 from selfplay.errors import RunError
 from selfplay.models import resolve_model
 from selfplay.models.machine import auto_dtype
-from selfplay.scoring import action_counts
-from selfplay.scoring.packing import MicroBatch, plan_micro_batches
+from selfplay.scoring import action_counts, sequence_counts
+from selfplay.scoring.packing import plan_micro_batches
 from selfplay.types import Segment
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from selfplay.bench.padded import PaddedTrainer
     from selfplay.training.trainer import Trainer
+    from selfplay.wire.messages import TrainStep
 
 MODEL = "smollm2-135m"
 AGENTS = ("con", "pro")
@@ -58,7 +60,7 @@ FULL, QUICK = Size(episodes=1, turns=6, repeats=3), Size(episodes=1, turns=3, re
 
 
 def run(quick: bool) -> list[Row]:
-    """Rows ``packed_vs_naive`` (higher is better) and ``n_adapters_vs_one`` (1 is best)."""
+    """Rows ``packed_vs_naive``, ``trie_vs_packed`` (higher is better) and ``n_adapters_vs_one`` (1 is best)."""
     import torch
 
     model = resolve_model(MODEL)
@@ -67,7 +69,9 @@ def run(quick: bool) -> list[Row]:
     torch.set_num_threads(1)
     try:
         check_same_gradients(folder)
-        return [packed_vs_naive(folder, size, dtype), n_adapters_vs_one(folder, size, dtype)]
+        return [
+            packed_vs_naive(folder, size, dtype), n_adapters_vs_one(folder, size, dtype), *trie_vs_packed(folder, quick)
+        ]  # fmt: skip
     finally:
         torch.set_num_threads(threads)
 
@@ -78,7 +82,7 @@ def check_same_gradients(folder: Path) -> None:
     packed, naive = _packed(folder, "float32", AGENTS), _padded(folder, "float32")
     _start_alike(packed, naive)
     num_actions = action_counts(segments, AGENTS)
-    packed.accumulate(_rows(segments), num_actions, AGENTS[0])
+    packed.accumulate(_message(segments))
     naive.accumulate(segments, num_actions, cap=Config().algorithm.tis_cap)
     _require_same(packed, naive, "float32")
 
@@ -88,12 +92,12 @@ def packed_vs_naive(folder: Path, size: Size, dtype: Dtype) -> Row:
     segments = trajectories(AGENTS, size)
     packed, naive = _packed(folder, dtype, AGENTS), _padded(folder, dtype)
     _start_alike(packed, naive)
-    rows, num_actions, cap = _rows(segments), action_counts(segments, AGENTS), Config().algorithm.tis_cap
+    message, num_actions, cap = _message(segments), action_counts(segments, AGENTS), Config().algorithm.tis_cap
 
     def packed_pass() -> None:
         for optimizer in packed.optimizers.values():
             optimizer.forget_grad()
-        packed.accumulate(rows, num_actions, AGENTS[0])
+        packed.accumulate(message)
 
     def naive_pass() -> None:
         naive.forget_gradients()
@@ -118,6 +122,47 @@ def n_adapters_vs_one(folder: Path, size: Size, dtype: Dtype) -> Row:
         name="n_adapters_vs_one", value=four_s, unit="CPU-s/step", ratio=four_s / one_s, repeats=size.repeats,
         reference=f"the same tokens, all of one agent, {dtype}",
     )  # fmt: skip
+
+
+def trie_vs_packed(folder: Path, quick: bool) -> list[Row]:
+    """Shared beginnings computed once against every segment computed whole, in float32, where gradients can be compared."""
+    batches = [
+        (
+            "trie_vs_packed",
+            "a group of 8 debates of one motion",
+            trie.debate_group(AGENTS, turns=1 if quick else trie.TURNS),
+        ),
+        ("trie_vs_packed_kuhn", "a batch of Kuhn poker", trie.kuhn_batch(folder, 16 if quick else 128)),
+    ]
+    rows = []
+    for name, what, segments in batches:
+        trainer = _packed(folder, "float32", sorted({s.agent for s in segments}))
+        found: dict[bool, dict[str, Tensor]] = {}
+        shared, whole = trie.passes(trainer, segments)
+        shared_s, whole_s = _side_by_side(
+            _gradients(trainer, shared, found, share=True), _gradients(trainer, whole, found, share=False), 1
+        )
+        trie.require_same(found[True], found[False])
+        num, distinct = trie.tokens(segments)
+        rows.append(Row(
+            name=name, value=num / shared_s, unit="tok/CPU-s", ratio=whole_s / shared_s,
+            reference=f"each segment computed whole: {what}, {num} tokens of which {distinct} distinct, float32",
+        ))  # fmt: skip
+    return rows
+
+
+def _gradients(
+    trainer: Trainer, message: TrainStep, found: dict[bool, dict[str, Tensor]], *, share: bool
+) -> Callable[[], None]:
+    """A forward and backward pass that leaves its gradients in ``found``."""
+
+    def work() -> None:
+        for optimizer in trainer.optimizers.values():
+            optimizer.forget_grad()
+        trainer.accumulate(message, share=share)
+        found[share] = {a: o.flat.grad.clone() for a, o in trainer.optimizers.items() if o.flat.grad is not None}
+
+    return work
 
 
 def trajectories(agents: Sequence[str], size: Size) -> list[Segment]:
@@ -154,7 +199,9 @@ def _packed(folder: Path, dtype: str, agents: Sequence[str]) -> Trainer:
     from selfplay.training.trainer import Trainer
 
     config = Config()
-    policy = load_policy(folder, dtype=getattr(torch, dtype), lora=config.lora, agents=agents, seed=config.seed)
+    policy = load_policy(
+        folder, dtype=getattr(torch, dtype), loras=dict.fromkeys(agents, config.lora), seed=config.seed
+    )
     return Trainer(policy, config, RankGroup())
 
 
@@ -175,17 +222,20 @@ def _start_alike(packed: Trainer, naive: PaddedTrainer) -> None:
         naive.load(agent, adapter.tensors())
 
 
-def _rows(segments: Sequence[Segment]) -> tuple[MicroBatch, ...]:
-    return plan_micro_batches(segments, ranks=1, max_tokens=Config().train.micro_batch_tokens)[0]
-
-
-def _step(trainer: Trainer, segments: Sequence[Segment]) -> Callable[[], None]:
+def _message(segments: Sequence[Segment]) -> TrainStep:
+    """One step of a single rank."""
     from selfplay.wire.messages import TrainStep
 
     agents = tuple(sorted({s.agent for s in segments}))
-    message = TrainStep(
-        request=0, step=0, agents=agents, micro_batches=_rows(segments), num_actions=action_counts(segments, agents)
-    )
+    (rows,) = plan_micro_batches(segments, ranks=1, max_tokens=Config().train.micro_batch_tokens)
+    return TrainStep(
+        request=0, step=0, agents=agents, micro_batches=rows, num_actions=action_counts(segments, agents),
+        num_sequences=sequence_counts(segments, agents),
+    )  # fmt: skip
+
+
+def _step(trainer: Trainer, segments: Sequence[Segment]) -> Callable[[], None]:
+    message = _message(segments)
     return lambda: _discard(trainer.step(message))
 
 

@@ -31,10 +31,17 @@ BENCHES = {
     "envs-compat": "which games of other libraries pass env check (half an hour)",
     "async": "time and staleness of each mode, with an engine of set speed",
     "ratings": "coverage and width of rating intervals, time of a fit",
+    "learn-kuhn": "whole training runs to near equilibrium, three seeds (an hour and more)",
+    "learn-chat": "a real chat model learns Kuhn poker (half an hour)",
 }
-MODULES = {"async": "asynchrony", "envs-compat": "envs_compat"}
+MODULES = {
+    "async": "asynchrony",
+    "envs-compat": "envs_compat",
+    "learn-kuhn": "learn_kuhn",
+    "learn-chat": "learn_chat",
+}
 """Where the module has another name than the benchmark: async is a word of the language."""
-SLOW = ("envs-compat",)
+SLOW = ("envs-compat", "learn-kuhn", "learn-chat")
 """Asked for by name only."""
 EXTRA_OF = {
     "pyspiel": "envs",
@@ -55,12 +62,12 @@ EXTRA_OF = {
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per benchmark on stdout, nothing else there.")
 @click.option("--quick", is_flag=True, help="Small sizes, few repeats: shows that it runs, not how fast.")
 def command(name: str, as_json: bool, quick: bool) -> None:
-    """Measure speed on this machine: rollout, sync, train, pool, async, envs, ratings, or all (envs-compat by name only).
+    """Measure on this machine: rollout, sync, train, pool, async, envs, ratings, or all (the slow ones by name only).
 
-    Every figure stands beside a reference that was measured in the same run.
+    Every figure of speed stands beside a reference that was measured in the same run.
     """
     if name == "list":
-        click.echo("\n".join(f"{bench:<8} {about}" for bench, about in BENCHES.items()))
+        click.echo("\n".join(f"{bench:<10} {about}" for bench, about in BENCHES.items()))
         return
     if name != "all" and name not in BENCHES:
         raise UnknownNameError("benchmark", name, [*BENCHES, "all", "list"])

@@ -34,6 +34,7 @@ class _Entry(NamedTuple):
 
 _COMMANDS = {
     "train": _Entry("selfplay.cli.train_cmd", "command", "Train agents by self-play in an environment."),
+    "sft": _Entry("selfplay.cli.sft_cmd", "command", "Teach a model a game's answer format before self-play."),
     "resume": _Entry("selfplay.cli.train_cmd", "resume", "Go on with a run from its last checkpoint."),
     "play": _Entry("selfplay.cli.play_cmd", "command", "Watch or play one game in the terminal."),
     "eval": _Entry("selfplay.cli.eval_cmd", "command", "Evaluate a checkpoint: exactly, or against opponents."),

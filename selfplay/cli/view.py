@@ -49,6 +49,7 @@ class LiveView:
         self._status: Status | None = None
         self._report: StepReport | None = None
         self._events: list[str] = []
+        self._evaluated = ""
         self._live = Live(self, console=self._console, refresh_per_second=REFRESH_PER_S, transient=False)
 
     def __enter__(self) -> LiveView:
@@ -72,7 +73,9 @@ class LiveView:
         if self._status is not None:
             parts.append(_status_line(self._status, self._report))
         if self._report is not None:
+            self._evaluated = evaluation_line(self._report) or self._evaluated
             parts += [_figures(self._report), agents_table(self._report)]
+            parts += [Text(self._evaluated)] if self._evaluated else []
         parts += [Text(f"· {e}", style="dim", overflow="ellipsis", no_wrap=True) for e in self._events]
         return Panel(Group(*parts), title=self._title, border_style="cyan")
 
@@ -88,7 +91,7 @@ def step_line(report: StepReport) -> str:
         f"step {report.step}/{report.num_steps}  {report.episodes_per_s:.2f} episodes/s  "
         f"{report.sampled_tokens_per_s:.0f} tok/s sampled  {report.trained_tokens_per_s:.0f} tok/s trained  "
         f"buffer {report.buffer_episodes}  stale {report.staleness_mean:.1f}  length {_lengths(report)}  wins {wins}  "
-        f"illegal {report.illegal_share:.0%}  {agents}  ETA {clock(report.eta_s)}"
+        f"illegal {report.illegal_share:.0%}  {evaluation_line(report)}{agents}  ETA {clock(report.eta_s)}"
     )
 
 
@@ -96,6 +99,14 @@ def _lengths(report: StepReport) -> str:
     """Mean sampled tokens of the games trained on, and of all that were played."""
     trained, played = (d.get("mean", 0.0) for d in (report.length_trained, report.length_generated))
     return f"{trained:.0f} of {played:.0f}"
+
+
+def evaluation_line(report: StepReport) -> str:
+    """The exact figures of the step, where it has any."""
+    e = report.evaluation
+    if not e:
+        return ""
+    return f"NashConv {e['nash_conv']:.3f} (average {e['average_nash_conv']:.3f}, legal {e['legal_mass']:.3f})  "
 
 
 def _status_line(status: Status, report: StepReport | None) -> Table:

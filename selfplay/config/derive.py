@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from selfplay.config.schema import BufferConfig, Config
+import msgspec
+
+from selfplay.config.schema import AgentConfig, BufferConfig, Config, LoraConfig
 from selfplay.errors import ConfigError, suggestion
 from selfplay.types import PolicyVersion, check_name
 
@@ -46,9 +48,29 @@ def live_adapter_slots(num_trained: int, lag: int, num_frozen: int) -> int:
     return num_trained * (lag + 2) + num_frozen
 
 
+def agent_lora(config: Config, agent: str) -> LoraConfig:
+    """The adapter of one agent: ``lora``, with what ``agents.NAME`` says differently."""
+    own = config.agents.get(agent, AgentConfig())
+    return msgspec.structs.replace(
+        config.lora, rank=own.rank or config.lora.rank, alpha=own.alpha or config.lora.alpha,
+        targets=own.targets or config.lora.targets,
+    )  # fmt: skip
+
+
+def all_loras(config: Config) -> dict[str, LoraConfig]:
+    """Config section → the adapter it describes: ``lora`` itself and every agent that differs."""
+    return {"lora": config.lora} | {f"agents.{agent}": agent_lora(config, agent) for agent in config.agents}
+
+
 def engine_rank(config: Config) -> int:
-    """The LoRA rank the engine is sized for."""
-    return config.policy.max_rank or config.lora.rank
+    """The LoRA rank the engine is sized for: the largest of all agents'."""
+    return config.policy.max_rank or max(lora.rank for lora in all_loras(config).values())
+
+
+def engine_targets(config: Config) -> tuple[str, ...]:
+    """Every projection that some agent's adapter changes, in the order of the model's layers."""
+    wanted = {target for lora in all_loras(config).values() for target in lora.targets}
+    return tuple(t for t in PROJECTIONS if t in wanted)
 
 
 def check_adapter_slots(config: Config, *, num_trained: int, num_frozen: int) -> int:
@@ -69,6 +91,7 @@ def check_config(config: Config) -> None:
     _check_env(config)
     _check_lora(config)
     _check_optimizer(config)
+    _check_algorithm(config)
     _check_buffer(config)
     _check_modes(config)
     _check_rollout(config)
@@ -87,26 +110,48 @@ def _check_env(config: Config) -> None:
 
 
 def _check_lora(config: Config) -> None:
-    lora, max_rank = config.lora, config.policy.max_rank
-    if max_rank and lora.rank > max_rank:
-        raise ConfigError(
-            f"lora.rank={lora.rank} is above policy.max_rank={max_rank}: lower the one or raise the other"
-        )
-    if not lora.targets:
-        raise ConfigError(
-            f"lora.targets is empty: there would be nothing to train; choose among {', '.join(PROJECTIONS)}"
-        )
-    for target in lora.targets:
-        if target not in PROJECTIONS:
-            raise ConfigError(f"lora.targets: unknown projection {target!r}{suggestion(target, PROJECTIONS)}")
-    if len(set(lora.targets)) < len(lora.targets):
-        raise ConfigError(f"lora.targets names a projection twice: {', '.join(lora.targets)}")
+    for section, lora in all_loras(config).items():
+        max_rank = config.policy.max_rank
+        if max_rank and lora.rank > max_rank:
+            raise ConfigError(
+                f"{section}.rank={lora.rank} is above policy.max_rank={max_rank}: lower the one or raise the other"
+            )
+        if not lora.targets:
+            raise ConfigError(
+                f"{section}.targets is empty: there would be nothing to train; choose among {', '.join(PROJECTIONS)}"
+            )
+        for target in lora.targets:
+            if target not in PROJECTIONS:
+                raise ConfigError(f"{section}.targets: unknown projection {target!r}{suggestion(target, PROJECTIONS)}")
+        if len(set(lora.targets)) < len(lora.targets):
+            raise ConfigError(f"{section}.targets names a projection twice: {', '.join(lora.targets)}")
 
 
 def _check_optimizer(config: Config) -> None:
     for beta in config.train.betas:
         if not (math.isfinite(beta) and 0.0 <= beta < 1.0):
             raise ConfigError(f"train.betas={list(config.train.betas)}: each must be at least 0 and below 1")
+
+
+def _check_algorithm(config: Config) -> None:
+    """Combinations of the loss menu that say two things at once, or nothing."""
+    a = config.algorithm
+    if a.anchor == "rollout" and a.correction != "none":
+        raise ConfigError(
+            f"algorithm.correction={a.correction} with algorithm.anchor=rollout would correct twice: the loss's own ratio is to "
+            "the rollout already; set anchor=trainer or correction=none"
+        )
+    if a.kl and a.kl_in == "loss" and a.kl_estimator == "k1":
+        raise ConfigError(
+            "algorithm.kl_estimator=k1 in the loss has no gradient on average: use k2, k3 or full, or algorithm.kl_in=reward"
+        )
+    for name, (low, high) in (("keep_ratio", a.keep_ratio), ("keep_mean_ratio", a.keep_mean_ratio)):
+        if not (math.isfinite(high) and 0.0 <= low <= 1.0 <= high):
+            raise ConfigError(f"algorithm.{name}={[low, high]}: it must be a range around 1, such as [0.5, 2.0]")
+    if config.train.batch % a.group:
+        raise ConfigError(
+            f"train.batch={config.train.batch} is not a multiple of algorithm.group={a.group}: scenarios would be cut in two"
+        )
 
 
 def _check_buffer(config: Config) -> None:
@@ -145,6 +190,11 @@ def _check_modes(config: Config) -> None:
 
 def _check_rollout(config: Config) -> None:
     rollout, model_len = config.rollout, config.policy.max_model_len
+    if rollout.top_p < 1.0 and not rollout.top_k:
+        raise ConfigError(
+            f"rollout.top_p={rollout.top_p} needs rollout.top_k (at most 64): the tokens that were left to sample from are recorded "
+            "and trained on, and without a bound they could be the whole vocabulary"
+        )
     if rollout.max_tokens >= model_len:
         raise ConfigError(
             f"rollout.max_tokens={rollout.max_tokens} leaves no room for a prompt in policy.max_model_len={model_len}: lower the one or raise the other"

@@ -33,6 +33,7 @@ class LoraConfig(_Section, frozen=True):
 
     rank: Annotated[int, Meta(ge=1, le=512, description="LoRA rank; the engine is sized for the largest")] = 8
     alpha: Annotated[float, Meta(gt=0, description="LoRA alpha; the scale is alpha / rank")] = 16.0
+    rslora: Annotated[bool, Meta(description="rank-stabilised: the scale is alpha / √rank")] = False
     targets: Annotated[tuple[str, ...], Meta(description="projections that get an adapter")] = (
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     )  # fmt: skip
@@ -43,6 +44,11 @@ class AgentConfig(_Section, frozen=True):
 
     lr: Annotated[Positive | None, Meta(description="learning rate; train.lr when unset")] = None
     clip_norm: Annotated[Positive | None, Meta(description="gradient clip; train.clip_norm when unset")] = None
+    rank: Annotated[Annotated[int, Meta(ge=1, le=512)] | None, Meta(description="LoRA rank; lora.rank when unset")] = (
+        None
+    )
+    alpha: Annotated[Positive | None, Meta(description="LoRA alpha; lora.alpha when unset")] = None
+    targets: Annotated[tuple[str, ...], Meta(description="adapted projections; lora.targets when empty")] = ()
 
 
 class TrainConfig(_Section, frozen=True):
@@ -56,6 +62,13 @@ class TrainConfig(_Section, frozen=True):
     weight_decay: Annotated[NonNegative, Meta(description="AdamW weight decay, on adapters only")] = 0.0
     clip_norm: Annotated[Positive, Meta(description="gradient norm clip, per agent")] = 1.0
     warmup_steps: Annotated[Natural, Meta(description="linear warm-up steps, counted per agent")] = 0
+    schedule: Annotated[
+        Literal["constant", "linear", "cosine"], Meta(description="learning rate after the warm-up, until train.steps")
+    ] = "constant"
+    final_lr_share: Annotated[float, Meta(ge=0, le=1, description="share of lr that linear and cosine end at")] = 0.0
+    alternate: Annotated[
+        Natural, Meta(description="agents learn in turns of so many steps, the others frozen meanwhile; 0: all at once")
+    ] = 0
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
         Meta(description="dtype of the frozen base; adapters stay float32. auto: as the policy engine"),
@@ -70,13 +83,81 @@ class TrainConfig(_Section, frozen=True):
 
 
 class AlgorithmConfig(_Section, frozen=True):
-    """How rewards become a loss."""
+    """How rewards become a loss: docs/learning.md has the formulas."""
 
-    name: Annotated[str, Meta(description="registered algorithm: rae (role-conditioned REINFORCE)")] = "rae"
+    name: Annotated[
+        str, Meta(description="registered algorithm: rae, grpo, dr_grpo, rloo, reinforce, reinforce_pp")
+    ] = "rae"
     baseline_decay: Annotated[float, Meta(ge=0, lt=1, description="decay of the (agent, seat) reward baseline")] = 0.95
+    group: Annotated[
+        Count, Meta(description="matches of one scenario (same seed); grpo, dr_grpo, rloo compare them")
+    ] = 1
+    discount: Annotated[
+        float,
+        Meta(gt=0, le=1, description="turn-level credit: reward of a turn that is k turns of its seat from the end"),
+    ] = 1.0
+    illegal_penalty: Annotated[
+        NonNegative, Meta(description="taken from the advantage of a turn without a legal move")
+    ] = 0.0
+    length: Annotated[
+        Literal["token", "sequence", "constant"],
+        Meta(
+            description="mean over the agent's tokens, over its sequences' means, or sequences' sums over length_constant"
+        ),
+    ] = "token"
+    length_constant: Annotated[Positive, Meta(description="tokens by which length=constant divides a sequence")] = 64.0
+    loss: Annotated[
+        Literal["reinforce", "ppo", "gspo", "cispo", "dppo_tv"],
+        Meta(description="what is done with the ratio to the anchor: nothing, clip per token, per sequence, ..."),
+    ] = "reinforce"
+    anchor: Annotated[
+        Literal["trainer", "rollout"],
+        Meta(description="denominator of that ratio: the trainer at the step's start, or the engine that sampled"),
+    ] = "trainer"
+    clip_low: Annotated[NonNegative, Meta(description="ratio is clipped below 1 − clip_low")] = 0.2
+    clip_high: Annotated[NonNegative, Meta(description="ratio is clipped above 1 + clip_high")] = 0.2
+    tv_bound: Annotated[NonNegative, Meta(description="dppo_tv: largest change of a token's probability")] = 0.2
+    correction: Annotated[
+        Literal["none", "importance", "token_tis", "sequence_tis", "icepop", "geometric"],
+        Meta(description="off-policy weight from the trainer/rollout probability ratio"),
+    ] = "token_tis"
     tis_cap: Annotated[
         Positive, Meta(description="truncated importance sampling: cap on trainer/rollout probability ratio")
     ] = 2.0
+    keep_ratio: Annotated[tuple[float, float], Meta(description="icepop: tokens whose ratio lies within are kept")] = (
+        0.5,
+        5.0,
+    )
+    keep_mean_ratio: Annotated[
+        tuple[float, float], Meta(description="geometric: sequences whose mean ratio lies within are kept")
+    ] = (0.99, 1.01)
+    epochs: Annotated[Count, Meta(description="updates per batch; more than 1 wants a clipped loss")] = 1
+    kl: Annotated[NonNegative, Meta(description="weight of the divergence from the reference")] = 0.0
+    kl_estimator: Annotated[
+        Literal["k1", "k2", "k3", "full"],
+        Meta(description="full: over the whole vocabulary; the others from sampled tokens"),
+    ] = "full"
+    kl_in: Annotated[Literal["loss", "reward"], Meta(description="where the divergence goes in")] = "loss"
+    reference: Annotated[
+        Literal["base", "moving"],
+        Meta(
+            description="base: the model without its adapter; moving: the agent itself, renewed every reference_every steps"
+        ),
+    ] = "base"
+    reference_every: Annotated[
+        Count, Meta(description="the agent's steps after which a moving reference is renewed")
+    ] = 60
+    entropy: Annotated[NonNegative, Meta(description="weight of the entropy bonus")] = 0.0
+
+
+class WarmStartConfig(_Section, frozen=True):
+    """Supervised learning of the answer format from scripted players' games, before the run: a base of its own."""
+
+    steps: Annotated[Natural, Meta(description="optimizer steps on the whole base model; 0: no warm start")] = 0
+    player: Annotated[str, Meta(description="agent kind whose moves are the answers")] = "random"
+    episodes: Annotated[Count, Meta(description="games that it plays")] = 256
+    batch: Annotated[Count, Meta(description="sequences per step")] = 64
+    lr: Annotated[Positive, Meta(description="AdamW learning rate, falling to 0")] = 3e-3
 
 
 class ScorerConfig(_Section, frozen=True):
@@ -120,6 +201,12 @@ class RolloutConfig(_Section, frozen=True):
     workers: Annotated[int, Meta(ge=1, le=4096, description="environment worker processes")] = 1
     concurrency: Annotated[int, Meta(ge=1, le=100000, description="episodes at once in each worker")] = 16
     temperature: Annotated[Positive, Meta(description="sampling temperature; training uses the same")] = 1.0
+    top_k: Annotated[
+        int, Meta(ge=0, le=64, description="sample among the k likeliest tokens; training repeats the choice. 0: all")
+    ] = 0
+    top_p: Annotated[
+        float, Meta(gt=0, le=1, description="sample among the likeliest tokens of this mass; below 1 it needs top_k")
+    ] = 1.0
     max_tokens: Annotated[Natural, Meta(description="tokens per move; 0: what the environment declares")] = 0
     max_turns: Annotated[
         Natural, Meta(description="turns per episode before it is truncated; 0: what the environment declares")
@@ -212,6 +299,14 @@ class JuryConfig(_Section, frozen=True):
     api_model: Annotated[str, Meta(description="model name of an API jury; the key is read from SELFPLAY_API_KEY")] = ""
 
 
+class EvalConfig(_Section, frozen=True):
+    """What a run measures of itself while it trains."""
+
+    every: Annotated[
+        Natural, Meta(description="steps between exact evaluations (NashConv) of the current versions; 0: none")
+    ] = 0
+
+
 class CheckpointConfig(_Section, frozen=True):
     """What a resume can go back to."""
 
@@ -250,11 +345,13 @@ class Config(_Section, frozen=True):
     scorers: Annotated[
         dict[str, ScorerConfig], Meta(description="scorer → settings; none set: the environment's reward alone")
     ] = {}
+    warm_start: WarmStartConfig = WarmStartConfig()
     buffer: BufferConfig = BufferConfig()
     rollout: RolloutConfig = RolloutConfig()
     policy: PolicyConfig = PolicyConfig()
     sync: SyncConfig = SyncConfig()
     jury: JuryConfig = JuryConfig()
+    eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     launch: LaunchConfig = LaunchConfig()
     league: LeagueConfig = LeagueConfig()

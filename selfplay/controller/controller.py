@@ -24,6 +24,7 @@ from selfplay.buffer import may_train, startable
 from selfplay.config import Config
 from selfplay.config.derive import batches_ahead
 from selfplay.controller.collector import Collector
+from selfplay.controller.evaluator import Evaluator
 from selfplay.controller.league_link import LeagueLink
 from selfplay.controller.memory import Memory
 from selfplay.controller.publisher import Publisher, SyncReport
@@ -35,9 +36,17 @@ from selfplay.errors import RunError, StalledError
 from selfplay.league import LeagueRecords, Matchmaker
 from selfplay.league.league import League
 from selfplay.pool import PoolSupervisor
-from selfplay.scoring import Algorithm, action_counts, agents_with_signal, episode_segments
+from selfplay.scoring import (
+    Algorithm,
+    action_counts,
+    agents_with_signal,
+    episode_segments,
+    sequence_counts,
+    turn_credit,
+)
 from selfplay.scoring.packing import plan_micro_batches
 from selfplay.scoring.scored import Weighted, rewarded, with_teachers, with_turn_rewards
+from selfplay.scoring.segments import SegmentAges, learning_now, segment_ages
 from selfplay.store.checkpoints import Checkpoints
 from selfplay.store.episode_log import EpisodeLog
 from selfplay.store.metrics import MetricsLog
@@ -73,17 +82,20 @@ class Controller:
         waits: Waits,
         scoring: ScoringStage,
         league_link: LeagueLink | None = None,
+        evaluator: Evaluator | None = None,
     ) -> None:
         self._league_link = league_link
         self._config, self._matchmaker, self._pool = config, matchmaker, pool
         self._metrics, self._checkpoints = metrics, checkpoints
         self._trainer, self._publisher, self._algorithm = trainer, publisher, algorithm
         self._memory, self._observer, self._find_fault = memory, observer, find_fault
+        self._evaluator = evaluator
         self._waits, self._scoring = waits, scoring
         self._stopping = self._draining = False
         self._phase = "starting"
         self.last_report: StepReport | None = None
         self._syncs: dict[str, SyncReport] = {}
+        self._ages: dict[str, SegmentAges] = {}
         self._collector = Collector(
             pool=pool, log=log, league=league, memory=memory, observer=observer, reward_range=reward_range,
             batch=config.train.batch, max_failures=config.rollout.max_failures, waits=waits,
@@ -181,8 +193,9 @@ class Controller:
         scores = [memory.scores.pop(e.seq, ()) for e in entries]
         segments = self._segments(episodes, scores)
         staleness = [e.staleness for e in entries]
+        self._ages = segment_ages(segments, memory.versions)
         self._phase = "training"
-        agents = agents_with_signal(segments)
+        agents = learning_now(agents_with_signal(segments), tuple(memory.versions), memory.step, config.train.alternate)
         replies = await self._train_step(agents, [s for s in segments if s.agent in agents])
         memory.step += 1
         for agent in agents:
@@ -198,7 +211,7 @@ class Controller:
             "trained_tokens_per_s": sum(r.num_tokens for r in replies) / trained_s,
         }  # fmt: skip
         await self._collector.record_games()
-        self._report(figures, replies, agents)
+        self._report(figures | {"evaluation": await self._evaluate()}, replies, agents)
         await self._league_step(episodes)
 
     async def _league_step(self, episodes: list[Episode]) -> None:
@@ -211,6 +224,16 @@ class Controller:
         if reason:
             self._observer.event(f"stopping because of the collapse watch (league.on_alarm=stop): {reason}")
             self.stop()
+
+    async def _evaluate(self) -> dict[str, float]:
+        """Figures of the versions that are current now, where it is time for them."""
+        memory, every = self._memory, self._config.eval.every
+        if self._evaluator is None or memory.step % every:
+            return {}
+        self._phase = "evaluating"
+        found = await self._evaluator.evaluate(memory.published, memory.step)
+        memory.averages = self._evaluator.totals()
+        return found
 
     async def _publish(self, agents: tuple[str, ...]) -> dict[str, Any]:
         """Make the agents' new versions current; what it cost in games, as fields of `StepReport`."""
@@ -240,7 +263,7 @@ class Controller:
         scored = [rewarded(e, s) for e, s in zip(episodes, scores, strict=True)]
         out: list[Segment] = []
         for episode, advantages, said in zip(scored, self._algorithm.advantages(scored), scores, strict=True):
-            credit = with_turn_rewards(episode, advantages, said)
+            credit = with_turn_rewards(episode, turn_credit(episode, advantages, self._config.algorithm), said)
             out += with_teachers(episode_segments(episode, credit), said)
         return out
 
@@ -252,7 +275,7 @@ class Controller:
         plan = plan_micro_batches(segments, ranks=config.ranks, max_tokens=config.micro_batch_tokens)
         return await self._trainer.step(
             step=self._memory.step, agents=agents, micro_batches=plan, num_actions=action_counts(segments, agents),
-            timeout_s=config.timeout_s,
+            num_sequences=sequence_counts(segments, agents), timeout_s=config.timeout_s,
         )  # fmt: skip
 
     async def _checkpoint(self) -> None:
@@ -280,11 +303,11 @@ class Controller:
 
     def _agent_step(self, agent: str, moved: bool, train: AgentReport | None) -> AgentStep:
         version = self._memory.versions[agent]
-        sync = self._syncs.get(agent)
+        sync, ages = self._syncs.get(agent), self._ages.get(agent, SegmentAges())
         if not moved or sync is None:
-            return AgentStep(version=version, moved=False)
+            return AgentStep(version=version, moved=False, ages=ages)
         return AgentStep(
-            version=version, moved=True, train=train, probe_mean=sync.probe_mean, probe_max=sync.probe_max,
+            version=version, moved=True, ages=ages, train=train, probe_mean=sync.probe_mean, probe_max=sync.probe_max,
             policy_moved=sync.policy_moved, sync_s=sync.total_s, sync_tries=sync.tries, sync_held_s=sync.held_s,
             answers_waited_for=sync.waited_for, answers_swapped=sync.swapped, answers_resumed=sync.resumed,
             answers_left=sync.left,

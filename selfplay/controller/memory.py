@@ -40,6 +40,8 @@ class Memory:
         """Sampled tokens of the episodes this process collected, and of those it trained on."""
         self.replays: list[PendingMatch] = list(plan.replay)
         self.next_match = plan.next_match
+        self.averages = state.averages
+        """Totals of the average policy over all evaluations so far."""
         self.num_restored = len(plan.buffer)
         self._skip = plan.skip
         self._consumed = Consumed(state.consumed_below, state.consumed_beyond)
@@ -132,5 +134,6 @@ class Memory:
             step=self.step, versions=dict(self.versions), digests=self.digests(), consumed_below=self._consumed.below,
             consumed_beyond=self._consumed.beyond, logged=self._log.next_seq, next_match=self.next_match,
             pending=(*sorted(self.began_with), *self.replays), ledger=self.ledger.snapshot(), algorithm=algorithm,
+            averages=self.averages,
             counters={"elapsed_s": self.elapsed_s},
         )  # fmt: skip

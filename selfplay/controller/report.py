@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from selfplay.buffer import Accounting
+from selfplay.scoring.segments import SegmentAges
 from selfplay.types import Episode
 from selfplay.wire.messages import AgentReport
 
@@ -20,6 +21,8 @@ class AgentStep(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     moved: bool
     """False: no signal, nothing of it was touched."""
+    ages: SegmentAges = SegmentAges()
+    """How old the weights were that sampled what it learnt from."""
     train: AgentReport | None = None
     probe_mean: float = 0.0
     probe_max: float = 0.0
@@ -80,6 +83,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     drained_s: float
     """How long this step's versions waited for games under way (``rollout.partial=drain``)."""
     agents: dict[str, AgentStep]
+    evaluation: dict[str, float] = msgspec.field(default_factory=dict)
+    """Of the versions that are current after the step; empty in steps without one."""
 
 
 def flat_metrics(report: StepReport) -> dict[str, float | int | str | bool]:

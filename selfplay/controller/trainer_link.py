@@ -76,13 +76,19 @@ class TrainerLink:
         agents: tuple[str, ...],
         micro_batches: Sequence[tuple[tuple[Any, ...], ...]],
         num_actions: dict[str, int],
+        num_sequences: dict[str, int],
         timeout_s: float,
     ) -> list[StepDone]:
         """One optimizer step; ``micro_batches[rank]`` goes to that rank. Reports by rank."""
 
         def make(rank: int, request: int) -> TrainStep:
             return TrainStep(
-                request=request, step=step, agents=agents, micro_batches=micro_batches[rank], num_actions=num_actions
+                request=request,
+                step=step,
+                agents=agents,
+                micro_batches=micro_batches[rank],
+                num_actions=num_actions,
+                num_sequences=num_sequences,
             )
 
         return await self._all(make, StepDone, f"step {step}", timeout_s)

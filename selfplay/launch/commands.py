@@ -10,17 +10,32 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from selfplay.config import Config, changed_keys, load_config
 from selfplay.controller.report import Observer, RunSummary
 from selfplay.errors import ConfigError, RunError, StoreError
 from selfplay.launch.local import Session
 from selfplay.launch.plan import RunPlan, plan_run
+from selfplay.launch.warm_start import FOLDER, warm_start
 from selfplay.store.adapters import AdapterStore
 from selfplay.store.checkpoints import Checkpoint, Checkpoints
 from selfplay.store.manifest import new_manifest
 from selfplay.store.run_folder import RunFolder, check_run_name, default_run_name
 
-FIXED = ("env", "env_params", "model", "name", "runs_dir", "seed", "seats", "lora", "policy.dtype", "train.dtype")
+FIXED = (
+    "env",
+    "env_params",
+    "model",
+    "name",
+    "runs_dir",
+    "seed",
+    "seats",
+    "lora",
+    "warm_start",
+    "policy.dtype",
+    "train.dtype",
+)
 """What a resumed run may not change: other matches, other tensors, or another model would not be the same run."""
 
 
@@ -32,7 +47,7 @@ def start_run(config: Config, observer: Observer) -> RunSummary:
     with _new_folder(config, plan) as run:
         run.update_manifest(model_digest=plan.serving.model.digest)
         observer.event(f"run folder {run.path}")
-        return _drive(plan, run, None, observer)
+        return _drive(_warm(plan, run, observer), run, None, observer)
 
 
 def _new_folder(config: Config, plan: RunPlan) -> RunFolder:
@@ -60,7 +75,20 @@ def resume_run(path: Path, overrides: Sequence[str], observer: Observer) -> RunS
         run.write_config(config)
         run.update_manifest(status="running", reason="", resumes=run.manifest().resumes + 1)
         observer.event(f"resuming {run.path} at step {checkpoint.step if checkpoint else 0}")
-        return _drive(plan, run, checkpoint, observer)
+        return _drive(_warm(plan, run, observer), run, checkpoint, observer)
+
+
+def _warm(plan: RunPlan, run: RunFolder, observer: Observer) -> RunPlan:
+    """The plan with the warm-started base where one is asked for; made once, and recorded in the manifest."""
+    if not plan.config.warm_start.steps:
+        return plan
+    try:
+        model, record = warm_start(plan.config, plan.serving.model, run.path / FOLDER, observer.event)
+    except RunError as error:
+        run.update_manifest(status="failed", reason=str(error).splitlines()[0])
+        raise
+    run.update_manifest(warm_start=record | {"digest": model.digest})
+    return msgspec.structs.replace(plan, serving=msgspec.structs.replace(plan.serving, model=model))
 
 
 def _check_changes(before: Config, after: Config) -> None:

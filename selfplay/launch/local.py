@@ -19,6 +19,7 @@ from selfplay.agent import Sampling
 from selfplay.buffer import EpisodeBuffer
 from selfplay.config.derive import batches_ahead, version_lag
 from selfplay.controller.controller import TRAINER_FOLDER, Controller
+from selfplay.controller.evaluator import Evaluator
 from selfplay.controller.league_link import LeagueLink
 from selfplay.controller.memory import Memory
 from selfplay.controller.policy_link import PolicyLink
@@ -125,10 +126,20 @@ class Session:
             algorithm=plan.algorithm, memory=memory, observer=self._observer,
             reward_range=plan.spec.reward_range, find_fault=children.fault, waits=waits,
             scoring=self._scoring(memory, waits, policies, judges),
+            evaluator=self._evaluator(policies[0]),
         )  # fmt: skip
         async with _stopped_by_signals(controller):
             outcome = await controller.run()
         return self._summary(outcome, memory, info, controller.last_report)
+
+    def _evaluator(self, policy: PolicyLink) -> Evaluator | None:
+        plan = self._plan
+        if plan.tree is None:
+            return None
+        return Evaluator(
+            plan.tree, plan.matchmaker.match(0).seats, policy, timeout_s=plan.config.rollout.request_timeout_s,
+            totals=self._state.averages,
+        )  # fmt: skip
 
     # ── scorers ───────────────────────────────────────────────────────────────────────────────
 
@@ -270,7 +281,10 @@ class Session:
         return PoolConfig(
             workers=rollout.workers, concurrency=rollout.concurrency, max_restarts=rollout.max_restarts,
             policy_endpoints=tuple(runtime.endpoint(policy_socket(i)) for i in range(config.policy.engines)), jury=config.jury,
-            sampling=Sampling(temperature=rollout.temperature, max_tokens=self._plan.max_move_tokens),
+            sampling=Sampling(
+                temperature=rollout.temperature, top_k=rollout.top_k, top_p=rollout.top_p,
+                max_tokens=self._plan.max_move_tokens,
+            ),
             episode_timeout_s=rollout.episode_timeout_s, request_timeout_s=rollout.request_timeout_s,
             needs_api_key=api_seats or config.jury.agent == "api",
         )  # fmt: skip

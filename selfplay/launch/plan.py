@@ -11,17 +11,19 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from selfplay.config import Config
+from selfplay.config import Config, engine_targets
 from selfplay.config.derive import check_adapter_slots, check_config, resolve_transport
+from selfplay.controller.evaluator import plan_evaluation
 from selfplay.controller.publisher import Transport
 from selfplay.errors import ConfigError, suggestion
+from selfplay.evaluation import GameTree
 from selfplay.launch.launchers import check_launcher
 from selfplay.launch.serving import Serving, plan_serving, require_package
 from selfplay.league import Matchmaker
 from selfplay.league.league import check_league, league_slots
 from selfplay.models import ResolvedModel
 from selfplay.models.machine import has_gpu
-from selfplay.registry import AGENTS, EnvironmentSpec, describe, list_entries
+from selfplay.registry import AGENTS, EnvironmentSpec, describe, find_entry, list_entries
 from selfplay.scoring import Algorithm, Panel, load_algorithm, load_panel
 from selfplay.types import BASE, PolicyVersion
 
@@ -51,16 +53,21 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     train_dtype: Literal["float32", "bfloat16"]
     """Of the trainer's frozen base."""
     max_move_tokens: int
+    tree: GameTree | None
+    """The whole game, where ``eval.every`` asks for exact evaluation."""
 
 
 def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
     """Check everything that can be checked early. ``say`` hears of what takes seconds."""
     check_config(config)
     algorithm = load_algorithm(config.algorithm)
+    if config.warm_start.steps:
+        find_entry(AGENTS, config.warm_start.player)
     spec = describe(config.env, dict(config.env_params))
     if spec.id != config.env:
         say(f"environment {config.env} is {spec.id}")
     matchmaker = Matchmaker(spec, config, known_players=[e.id for e in list_entries(AGENTS)])
+    tree = plan_evaluation(config, matchmaker.match(0).seats)
     require_package("torch", "train", "training")
     check_launcher(config)
     panel = load_panel(config)
@@ -78,7 +85,7 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
         serving=serving, transport=transport, panel=panel,
         judges={n: plan_serving(replace(config, model=s.model), say) for n, s in config.scorers.items() if s.model},
         train_dtype=serving.dtype if config.train.dtype == "auto" else config.train.dtype,
-        max_move_tokens=config.rollout.max_tokens or spec.max_move_tokens,
+        max_move_tokens=config.rollout.max_tokens or spec.max_move_tokens, tree=tree,
     )  # fmt: skip
 
 
@@ -93,7 +100,7 @@ def _check_scorers(config: Config, matchmaker: Matchmaker) -> None:
 
 
 def _check_targets(config: Config, model: ResolvedModel) -> None:
-    for target in config.lora.targets:
+    for target in engine_targets(config):
         if target not in model.linear_names:
             raise ConfigError(
                 f"lora.targets: model {model.name} has no {target}; it has {', '.join(model.linear_names)}"

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from selfplay.config import Config, engine_rank
+from selfplay.config import Config, engine_rank, engine_targets
 from selfplay.errors import MissingExtraError
 from selfplay.models import ResolvedModel, resolve_model
 from selfplay.models.machine import auto_dtype, has_gpu
@@ -55,7 +55,7 @@ def server_config(
     return PolicyServerConfig(
         address=runtime.endpoint(socket or policy_socket(engine)), runtime_dir=str(runtime.path), model=str(serving.model.path),
         engine=serving.engine, dtype=serving.dtype, max_model_len=serving.max_model_len, max_live_adapters=slots,
-        max_rank=engine_rank(config), targets=config.lora.targets, max_num_seqs=policy.max_num_seqs,
+        max_rank=engine_rank(config), targets=engine_targets(config), max_num_seqs=policy.max_num_seqs,
         kv_cache_mb=policy.kv_cache_mb, gpu_memory_utilization=policy.gpu_memory_utilization, threads=policy.threads,
         seed=(config.seed + engine) % 2**31, device_index=engine, sync_timeout_s=config.sync.timeout_s,
     )  # fmt: skip

@@ -40,7 +40,7 @@ class Matchmaker:
         """Match number ``index`` of the run."""
         return Match(
             index=index, env=self._spec.id, env_params=dict(self._config.env_params),
-            seed=derive_seed(self._config.seed, "match", index), seats=self._seats, limits=self._limits, attempt=attempt,
+            seed=derive_seed(self._config.seed, "match", index // self._config.algorithm.group), seats=self._seats, limits=self._limits, attempt=attempt,
         )  # fmt: skip
 
     @property

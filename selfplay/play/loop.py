@@ -205,7 +205,7 @@ class _Game:
         return Turn(
             seat=decision.seat, agent=self._agents[decision.seat], round=decision.round,
             prompt_ids=answer.prompt_ids, fork=answer.fork, sampled_ids=answer.sampled_ids, logprobs=answer.logprobs,
-            spans=answer.spans, stop_reason=answer.stop_reason, text=text[:MAX_TEXT], move=move, note=note,
+            spans=answer.spans, kept=answer.kept, stop_reason=answer.stop_reason, text=text[:MAX_TEXT], move=move, note=note,
             latency_s=latency_s,
         )  # fmt: skip
 

@@ -1,9 +1,9 @@
-"""Continuous batching for a plain transformers model: one running batch that rows join and leave between two steps.
+"""Continuous batching for a plain transformers model: one running batch that requests join and leave between two steps.
 
-    Batch.join(rows)   prefill of newcomers, then their caches are put beside the others', padded on the left
-    Batch.step()       one token for every row; finished rows leave
+    Batch.join(rows)   newcomers' prompts, each once, their caches put beside the others', padded on the left
+    Batch.step()       one token for every request; those that are over leave
 
-Rows are kept sorted by adapter, so that each adapter's rows are one slice. Sampled log-probabilities are exact: of the
+Computed rows are kept sorted by adapter, so that each adapter's rows are one slice. Sampled log-probabilities are exact: of the
 distribution after temperature, top-k and top-p.
 """
 
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from selfplay.agent import Sampling
+from selfplay.policy.engine import truncates
+from selfplay.policy.prompt_cache import Layers, Prompt, PromptCache
 from selfplay.policy.routed_lora import AdapterBank
 
 
@@ -31,6 +33,8 @@ class Row:
     adapter: str | None
     sampled: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    kept: list[tuple[int, ...]] = field(default_factory=list)
+    """With top-k or top-p: what each token was sampled among."""
     generator: torch.Generator | None = None
     aborted: bool = False
 
@@ -45,12 +49,22 @@ class Row:
 
 
 class Batch:
-    """The rows under way, their key-value cache, and the logits of each one's next token."""
+    """The requests under way, and the rows that are computed for them.
 
-    def __init__(self, model: Any, bank: AdapterBank, generator: torch.Generator) -> None:
+    Requests that are at the same point of the same text under the same adapter share one row: they part when they sample
+    different tokens. So many samples of few prompts cost as much as the texts that differ.
+    """
+
+    def __init__(self, model: Any, bank: AdapterBank, generator: torch.Generator, *, prompt_tokens: int = 0) -> None:
+        """``prompt_tokens``: how many tokens of computed prompts are kept for requests that begin alike."""
         self._model, self._bank, self._generator = model, bank, generator
         self._device = next(model.parameters()).device
+        self.prompts = PromptCache(prompt_tokens)
         self.rows: list[Row] = []
+        self._at: list[int] = []
+        """Which computed row each request is at."""
+        self._adapters: list[str | None] = []
+        """Of the computed rows; equal ones are adjacent."""
         self._cache: list[tuple[Tensor, Tensor]] = []
         """Per layer: keys and values [B, heads, T, dim]."""
         self._mask = torch.zeros(0, 0, dtype=torch.long, device=self._device)
@@ -58,48 +72,129 @@ class Batch:
         self._logits = torch.zeros(0)
         """[B, V] of each row's next token."""
 
+    @property
+    def num_computed_rows(self) -> int:
+        """B; at most the number of requests."""
+        return len(self._adapters)
+
     @torch.inference_mode()
     def join(self, rows: list[Row]) -> None:
         """Compute the prompts of ``rows`` and let them take part in the next step."""
-        rows = sorted(rows, key=lambda r: r.adapter or "")
-        length = max(len(r.ids) for r in rows)
-        ids = torch.tensor([[0] * (length - len(r.ids)) + list(r.ids) for r in rows], device=self._device)
-        mask = torch.tensor([[0] * (length - len(r.ids)) + [1] * len(r.ids) for r in rows], device=self._device)
-        logits, cache = self._forward(rows, ids, mask, [])
-        if self.rows:
-            width = max(length, self._mask.shape[1])
-            mask = torch.cat([_left_pad(self._mask, 1, width), _left_pad(mask, 1, width)])
-            cache = [
-                (_beside(old[0], new[0], width), _beside(old[1], new[1], width))
-                for old, new in zip(self._cache, cache, strict=True)
-            ]
-            logits = torch.cat([self._logits, logits])
-        self.rows, self._mask, self._cache, self._logits = self.rows + rows, mask, cache, logits
-        self._keep(sorted(range(len(self.rows)), key=lambda i: self.rows[i].adapter or ""))
+        known: dict[tuple[str | None, tuple[int, ...]], int] = {}
+        prompts: list[Prompt] = []
+        for row in rows:
+            key = (row.adapter, tuple(row.ids))
+            if key not in known:
+                known[key] = len(self._adapters) + len(prompts)
+                prompts.append(self.prompt(*key))
+            self._at.append(known[key])
+        self.rows = self.rows + rows
+        self._put_beside(prompts)
+        self._adapters += [adapter for adapter, _ in known]
+        order = sorted(range(len(self._adapters)), key=lambda i: self._adapters[i] or "")
+        place = {old: new for new, old in enumerate(order)}
+        self._at = [place[i] for i in self._at]
+        self._select(order)
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
-        """Sample one token for every row; the rows that are over, which have left."""
+        """Sample one token for every request; those that are over, which have left."""
         self._sample()
         over = [r for r in self.rows if r.finish]
-        if over:
-            self._keep([i for i, r in enumerate(self.rows) if not r.finish])
+        going = [(r, at) for r, at in zip(self.rows, self._at, strict=True) if not r.finish]
+        places: dict[tuple[int, int], int] = {}
+        for row, at in going:
+            places.setdefault((at, row.sampled[-1]), 0)
+        ordered = sorted(places)
+        places = {key: i for i, key in enumerate(ordered)}
+        self.rows = [r for r, _ in going]
+        self._at = [places[at, r.sampled[-1]] for r, at in going]
+        self._select([at for at, _ in ordered])
         if self.rows:
-            last = torch.tensor([[r.sampled[-1]] for r in self.rows], device=self._device)
+            last = torch.tensor([[token] for _, token in ordered], device=self._device)
             self._mask = torch.cat([self._mask, torch.ones_like(last)], dim=1)
-            self._logits, self._cache = self._forward(self.rows, last, self._mask, self._cache)
+            self._logits, self._cache = self._forward(self._adapters, last, self._mask, self._cache)
         return over
 
+    @torch.inference_mode()
+    def prompt(self, adapter: str | None, ids: tuple[int, ...]) -> Prompt:
+        """A prompt as computed, from the cache as far as it is there."""
+
+        def compute(new: Sequence[int], past: Layers) -> tuple[Tensor, Layers]:
+            length = len(ids)
+            mask = torch.ones(1, length, dtype=torch.long, device=self._device)
+            return self._forward([adapter], torch.tensor([list(new)], device=self._device), mask, past)
+
+        return self.prompts.get(None if adapter is None else self._bank.adapters[adapter], ids, compute)
+
+    @torch.inference_mode()
+    def continuations(
+        self, adapter: str | None, ids: tuple[int, ...], answers: Sequence[Sequence[int]]
+    ) -> tuple[float, ...]:
+        """Log-probability of each answer after ``ids``, at temperature 1; all answers are computed side by side."""
+        prompt = self.prompt(adapter, ids)
+        first = torch.log_softmax(prompt.logits[0].float(), -1)
+        found = [float(first[answer[0]]) for answer in answers]
+        width = max(map(len, answers)) - 1
+        if not width:
+            return tuple(found)
+        given = [[*a[:-1], *[0] * (width + 1 - len(a))] for a in answers]
+        mask = torch.tensor([[1] * len(ids) + [1] * (len(a) - 1) + [0] * (width + 1 - len(a)) for a in answers])
+        rows = [(k.expand(len(answers), -1, -1, -1), v.expand(len(answers), -1, -1, -1)) for k, v in prompt.layers]
+        logits = self._all_logits([adapter] * len(answers), given, mask, rows)
+        for i, answer in enumerate(answers):
+            logs = torch.log_softmax(logits[i, : len(answer) - 1].float(), -1)
+            found[i] += float(logs.gather(1, torch.tensor(answer[1:], device=self._device)[:, None]).sum())
+        return tuple(found)
+
+    def _all_logits(
+        self, adapters: Sequence[str | None], ids: list[list[int]], mask: Tensor, cache: list[tuple[Tensor, Tensor]]
+    ) -> Tensor:
+        """Logits [B, T, V] at every one of ``ids`` [B, T]."""
+        from transformers import DynamicCache
+
+        past = DynamicCache()
+        for layer, (keys, values) in enumerate(cache):
+            past.update(keys, values, layer)
+        mask = mask.to(self._device)
+        self._bank.route(adapters)
+        logits: Tensor = self._model(
+            input_ids=torch.tensor(ids, device=self._device), attention_mask=mask, past_key_values=past, use_cache=True,
+            position_ids=(mask.cumsum(1) - 1).clamp(min=0)[:, -len(ids[0]) :],
+        ).logits  # fmt: skip
+        return logits
+
+    def _put_beside(self, prompts: Sequence[Prompt]) -> None:
+        """Add one computed row for each prompt, all padded on the left to the longest."""
+        lengths = [len(p.ids) for p in prompts]
+        width = max(self._mask.shape[1] if self._adapters else 0, *lengths)
+        masks = [torch.ones(1, n, dtype=torch.long, device=self._device) for n in lengths]
+        old = [(self._mask, self._cache, self._logits)] if self._adapters else []
+        parts = old + [(m, p.layers, p.logits) for m, p in zip(masks, prompts, strict=True)]
+        self._mask = torch.cat([_left_pad(m, 1, width) for m, _, _ in parts])
+        self._logits = torch.cat([logits for _, _, logits in parts])
+        self._cache = [
+            (
+                torch.cat([_left_pad(k, 2, width) for k, _ in layer]),
+                torch.cat([_left_pad(v, 2, width) for _, v in layer]),
+            )
+            for layer in zip(*(layers for _, layers, _ in parts), strict=True)
+        ]
+
     def _sample(self) -> None:
-        logprobs = processed_logprobs(self._logits, [r.sampling for r in self.rows])
+        at = torch.tensor(self._at, device=self._device)
+        logprobs = processed_logprobs(self._logits[at], [r.sampling for r in self.rows])
         tokens = pick(logprobs, self.rows, self._generator)
         chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
         for row, token, logprob in zip(self.rows, tokens.tolist(), chosen, strict=True):
             row.sampled.append(token)
             row.logprobs.append(logprob)
+        for i, row in enumerate(self.rows):
+            if truncates(row.sampling):
+                row.kept.append(tuple(logprobs[i].isfinite().nonzero()[:, 0].tolist()))
 
     def _forward(
-        self, rows: list[Row], ids: Tensor, mask: Tensor, cache: list[tuple[Tensor, Tensor]]
+        self, adapters: Sequence[str | None], ids: Tensor, mask: Tensor, cache: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Logits [B, V] after ``ids`` [B, T], and the cache with them."""
         from transformers import DynamicCache
@@ -108,7 +203,7 @@ class Batch:
         for layer, (keys, values) in enumerate(cache):
             past.update(keys, values, layer)
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        self._bank.route([r.adapter for r in rows])
+        self._bank.route(adapters)
         out = self._model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=past, use_cache=True,
             logits_to_keep=1,
@@ -116,11 +211,13 @@ class Batch:
         layers: list[Any] = list(past.layers)
         return out.logits[:, -1], [(layer.keys, layer.values) for layer in layers]
 
-    def _keep(self, index: list[int]) -> None:
-        """Keep the rows at ``index``, in that order, and cut away columns that only padding is left in."""
-        self.rows = [self.rows[i] for i in index]
+    def _select(self, index: list[int]) -> None:
+        """Take the computed rows at ``index``, in that order, and cut away columns that only padding is left in."""
+        self._adapters = [self._adapters[i] for i in index]
         if not index:
             self._cache = []
+            return
+        if index == list(range(len(self._mask))) and bool(self._mask[:, 0].any()):
             return
         at = torch.tensor(index, device=self._device)
         mask = self._mask[at]
@@ -134,7 +231,7 @@ def processed_logprobs(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     temperature = torch.tensor([s.temperature or 1.0 for s in samplings], device=logits.device)
     logprobs = torch.log_softmax(logits.float() / temperature[:, None], dim=-1)
     for i, s in enumerate(samplings):
-        if s.temperature and (s.top_k or s.top_p < 1):
+        if truncates(s):
             logprobs[i] = _truncated(logprobs[i], s.top_k, s.top_p)
     return logprobs
 
@@ -170,7 +267,3 @@ def _left_pad(x: Tensor, dim: int, width: int) -> Tensor:
     shape = list(x.shape)
     shape[dim] = missing
     return torch.cat([x.new_zeros(shape), x], dim=dim)
-
-
-def _beside(old: Tensor, new: Tensor, width: int) -> Tensor:
-    return torch.cat([_left_pad(old, 2, width), _left_pad(new, 2, width)])

@@ -14,8 +14,10 @@ at once than the engine has slots, and only contexts that fit.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,8 @@ class Sampled:
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: Literal["stop", "length", "abort"]
+    kept: tuple[tuple[int, ...], ...] = ()
+    """[C] with top-k or top-p: the tokens that were left to sample from at each place, sorted; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,12 @@ class Engine(Protocol):
         """Teacher-forced log-probabilities [T−1] of ``ids[1:]`` given what is before each, at temperature 1."""
         ...
 
+    async def continuations(
+        self, request: str, ids: Sequence[int], answers: Sequence[Sequence[int]], adapter: str | None
+    ) -> tuple[float, ...]:
+        """Log-probability of each of ``answers`` (a token at least) as what follows ``ids``, at temperature 1."""
+        ...
+
     async def abort(self, request: str) -> None:
         """End a request early: its `generate` returns what was sampled, with finish ``abort``. Idempotent."""
         ...
@@ -125,6 +135,21 @@ class Engine(Protocol):
     async def drop(self, name: str) -> None:
         """Free an installed adapter; idempotent."""
         ...
+
+
+async def continue_one_by_one(
+    engine: Engine, request: str, ids: Sequence[int], answers: Sequence[Sequence[int]], adapter: str | None
+) -> tuple[float, ...]:
+    """`Engine.continuations` by `Engine.logprobs`, for engines that keep a context's cache by themselves."""
+    found = await asyncio.gather(
+        *(engine.logprobs(f"{request}.{n}", [*ids, *answer], adapter) for n, answer in enumerate(answers))
+    )
+    return tuple(math.fsum(logprobs[len(ids) - 1 :]) for logprobs in found)
+
+
+def truncates(sampling: Sampling) -> bool:
+    """Whether tokens are left out of what is sampled from: then each answer says which were left in."""
+    return bool(sampling.temperature) and (sampling.top_k > 0 or sampling.top_p < 1)
 
 
 def resolve_engine(name: EngineName) -> Literal["vllm", "transformers", "fake"]:

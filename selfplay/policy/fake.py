@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from selfplay.agent import Message, Sampling
 from selfplay.errors import SyncError
-from selfplay.policy.engine import EngineInfo, Sampled
+from selfplay.policy.engine import EngineInfo, Sampled, continue_one_by_one
 from selfplay.wire.messages import BucketHeader, JoinWeights
 
 BEGIN, END = "<|im_start|>", "<|im_end|>"
@@ -131,6 +131,12 @@ class FakeEngine:
     async def logprobs(self, request: str, ids: Sequence[int], adapter: str | None) -> tuple[float, ...]:  # noqa: ARG002
         self._require(adapter)
         return tuple(-math.log(2 + (a * 31 + b) % 7) for a, b in itertools.pairwise(ids))
+
+    async def continuations(
+        self, request: str, ids: Sequence[int], answers: Sequence[Sequence[int]], adapter: str | None
+    ) -> tuple[float, ...]:
+        """See `Engine.continuations`."""
+        return await continue_one_by_one(self, request, ids, answers, adapter)
 
     async def abort(self, request: str) -> None:
         if request in self.running:

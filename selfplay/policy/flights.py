@@ -56,10 +56,19 @@ class AnswerParts:
     ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
     spans: tuple[Span, ...] = ()
+    kept: tuple[tuple[int, ...], ...] = ()
+    """What each token was sampled among, with top-k or top-p; else empty."""
     num_parts: int = 0
 
-    def add(self, ids: Collection[int], logprobs: Collection[float], spans: Iterable[Span]) -> None:
+    def add(
+        self,
+        ids: Collection[int],
+        logprobs: Collection[float],
+        spans: Iterable[Span],
+        kept: Collection[tuple[int, ...]] = (),
+    ) -> None:
         """Append one part; spans of one version that touch become one."""
+        self.kept = (*self.kept, *kept)
         offset = len(self.ids)
         self.ids, self.logprobs = (*self.ids, *ids), (*self.logprobs, *logprobs)
         merged = list(self.spans)

@@ -27,6 +27,8 @@ from selfplay.wire.codec import clean_text
 
 ROLES = ("system", "user", "assistant")
 _PRIVATE_USE = range(0xE000, 0xF900)
+MAX_RENDERED = 2048
+"""Chats whose tokens are remembered."""
 
 
 class ChatError(Exception):
@@ -83,14 +85,19 @@ class Renderer:
         self._any = _alternatives(chat.control)
         self._hidden = _alternatives(chat.hidden)
         self._is_ordinary = lru_cache(maxsize=4096)(self._has_no_control)
+        self._rendered = lru_cache(maxsize=MAX_RENDERED)(self._render)
 
     def render(self, messages: Sequence[Message], known: int, prefix_ids: Sequence[int]) -> Delta:
         """The ids to append to ``prefix_ids``, which hold the first ``known`` messages. Raises `ChatError`."""
         _check(messages, known, prefix_ids)
+        return self._rendered(tuple(messages), known, prefix_ids[-1] if prefix_ids else None)
+
+    def _render(self, messages: tuple[Message, ...], known: int, last: int | None) -> Delta:
+        """Of the context only its last token matters, so games that repeat are rendered once."""
         safe, marks = self._protect(messages)
-        if not prefix_ids:
+        if last is None:
             return Delta(ids=tuple(self._whole(safe, marks)), fork=False)
-        tail = self._extension(safe, marks, known, prefix_ids[-1])
+        tail = self._extension(safe, marks, known, last)
         if tail is None:
             return Delta(ids=tuple(self._whole(safe, marks)), fork=True)
         return Delta(ids=tuple(tail), fork=False)

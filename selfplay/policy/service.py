@@ -11,6 +11,7 @@ import itertools
 import math
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -142,7 +143,7 @@ class PolicyService:
         stop = "context" if finish == "length" and budget < m.sampling.max_tokens else finish
         answer = Answer(
             text=clean_text(self._chat.decode(parts.ids)), prompt_ids=delta.ids, fork=delta.fork,
-            sampled_ids=parts.ids, logprobs=_finite(parts.logprobs), spans=parts.spans, stop_reason=stop,
+            sampled_ids=parts.ids, logprobs=_finite(parts.logprobs), spans=parts.spans, kept=parts.kept, stop_reason=stop,
         )  # fmt: skip
         return Generated(request=m.request, answer=answer)
 
@@ -162,7 +163,7 @@ class PolicyService:
                 self._versions.release(entry, m.episode_id, time.monotonic())
                 await asyncio.shield(self._flights.end(flight))
                 await self._turnover.drop_unused()
-            parts.add(part.ids, part.logprobs, flight.spans(len(part.ids)))
+            parts.add(part.ids, part.logprobs, flight.spans(len(part.ids)), part.kept)
             if part.finish != "abort" or not flight.resumes:
                 return parts, part.finish
             self._counts["resumed"] += 1
@@ -201,7 +202,8 @@ class PolicyService:
     async def _score(self, m: Score) -> Scored:
         context = self._renderer.render(m.messages, 0, ()).ids
         answers = [self._renderer.encode_plain(clean_text(answer)) for answer in m.answers]
-        longest = len(context) + max(map(len, answers)) + 1
+        ended = [(*answer, stop) for answer in answers for stop in self._chat.stop_ids]
+        longest = len(context) + max(map(len, ended))
         if longest >= self._config.max_model_len:
             raise Refusal(
                 "bad_request", f"an answer ends at token {longest}; the model takes {self._config.max_model_len}"
@@ -210,12 +212,15 @@ class PolicyService:
         name = entry.name if entry else None
         try:
             async with self._gate.hold(name):
-                found = await asyncio.gather(*(self._answer_logprob(context, ids, name) for ids in answers))
+                found = await self._engine.continuations(self._name("a"), context, ended, name)
         finally:
             self._versions.release(entry, "", time.monotonic())
             await self._turnover.drop_unused()
         self._counts["questions"] += 1
-        return Scored(request=m.request, logprobs=tuple(found))
+        num_ends = len(self._chat.stop_ids)
+        return Scored(
+            request=m.request, logprobs=tuple(_either(found[i : i + num_ends]) for i in range(0, len(found), num_ends))
+        )
 
     def _scored_version(self, m: Score) -> Installed | None:
         """The version to score with, counted as in use; it is held for no episode."""
@@ -224,15 +229,6 @@ class PolicyService:
         entry = self._versions.exact(PolicyVersion(m.agent, m.pin))
         entry.uses += 1
         return entry
-
-    async def _answer_logprob(self, context: tuple[int, ...], answer: list[int], name: str | None) -> float:
-        """Of the answer's tokens and then any of the tokens that end a turn."""
-        ends = []
-        for stop in self._chat.stop_ids:
-            logprobs = await self._engine.logprobs(self._name("a"), (*context, *answer, stop), name)
-            ends.append(math.fsum(logprobs[len(context) - 1 :]))
-        best = max(ends)
-        return best + math.log(math.fsum(math.exp(e - best) for e in ends)) if math.isfinite(best) else best
 
     async def _probe(self, m: Probe) -> ProbeResult:
         self._check_ids(m.ids)
@@ -293,3 +289,9 @@ def check_sampling(s: Sampling) -> None:
 def _finite(logprobs: tuple[float, ...]) -> tuple[float, ...]:
     """Rounding can lift a logprob a hair above 0. Values that are not finite pass: whoever stores the episode rejects it."""
     return tuple(min(x, 0.0) if math.isfinite(x) else x for x in logprobs)
+
+
+def _either(logprobs: Sequence[float]) -> float:
+    """Log-probability that one of several things happens that exclude each other."""
+    best = max(logprobs)
+    return best + math.log(math.fsum(math.exp(x - best) for x in logprobs)) if math.isfinite(best) else best

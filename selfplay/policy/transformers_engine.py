@@ -1,4 +1,5 @@
-"""The engine for machines without vLLM: a transformers model in this process, driven by one thread.
+"""The engine on plain transformers: a model in this process, driven by one thread. It starts in seconds and is the quickest
+for small models and for many samples of few prompts, which it computes once (`decoding.Batch`).
 
 The thread alternates between short jobs (scoring), letting waiting requests join, and one step of the running batch.
 Adapters arrive by the same staging as in vLLM's workers and are applied per row.
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 _POLL_S = 0.003
 MAX_PREFILL_TOKENS = 8192
-"""Padded prompt tokens computed at once."""
+"""Prompt tokens computed between two steps of the running batch."""
 
 
 class TransformersEngine:
@@ -49,6 +50,7 @@ class TransformersEngine:
         self._failure: str | None = None
         self._model: Any = None
         self._bank = AdapterBank()
+        self._batch: Batch | None = None
 
     async def start(self) -> EngineInfo:
         """See `Engine.start`."""
@@ -98,7 +100,9 @@ class TransformersEngine:
         except asyncio.CancelledError:
             row.aborted = True
             raise
-        return Sampled(ids=tuple(row.sampled), logprobs=tuple(row.logprobs), finish=row.finish or "abort")
+        return Sampled(
+            ids=tuple(row.sampled), logprobs=tuple(row.logprobs), finish=row.finish or "abort", kept=tuple(row.kept)
+        )
 
     async def choose(
         self, request: str, ids: Sequence[int], labels: Sequence[Sequence[int]], adapter: str | None
@@ -116,6 +120,17 @@ class TransformersEngine:
         """See `Engine.logprobs`."""
         self._require(adapter)
         return await self._do(lambda: self._score(ids, adapter))
+
+    async def continuations(
+        self,
+        request: str,  # noqa: ARG002
+        ids: Sequence[int],
+        answers: Sequence[Sequence[int]],
+        adapter: str | None,
+    ) -> tuple[float, ...]:
+        """See `Engine.continuations`. The context is computed once, and kept for who asks again."""
+        self._require(adapter)
+        return await self._do(lambda: self._running_batch.continuations(adapter, tuple(ids), answers))
 
     async def abort(self, request: str) -> None:
         """See `Engine.abort`."""
@@ -167,7 +182,7 @@ class TransformersEngine:
 
     async def drop(self, name: str) -> None:
         """See `Engine.drop`."""
-        await self._do(lambda: self._bank.adapters.pop(name, None))
+        await self._do(lambda: self._forget(name))
 
     # ── the thread ────────────────────────────────────────────────────────────────────────────────
 
@@ -190,9 +205,20 @@ class TransformersEngine:
         self._model = model.eval().requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
         self._bank = install_routing(self._model, self._config.targets)
 
+    @property
+    def _running_batch(self) -> Batch:
+        if self._batch is None:
+            raise EngineError("the transformers engine is not running")
+        return self._batch
+
+    def _forget(self, name: str) -> None:
+        adapter = self._bank.adapters.pop(name, None)
+        if adapter is not None:
+            self._running_batch.prompts.forget(adapter)
+
     def _drive(self) -> None:
         generator = torch.Generator(self._device).manual_seed(self._config.seed)
-        batch = Batch(self._model, self._bank, generator)
+        batch = self._batch = Batch(self._model, self._bank, generator, prompt_tokens=self._prompt_tokens())
         try:
             while self._turn(batch):
                 pass
@@ -222,10 +248,11 @@ class TransformersEngine:
     def _admit(self, num_running: int) -> list[Row]:
         """Waiting rows that fit, in order; those withdrawn meanwhile are answered at once."""
         rows: list[Row] = []
+        prompts: set[tuple[str | None, tuple[int, ...]]] = set()
         while self._waiting and num_running + len(rows) < self._config.max_num_seqs:
             row, settle = self._waiting[0]
-            longest = max(len(r.ids) for r in (*rows, row))
-            if rows and longest * (len(rows) + 1) > MAX_PREFILL_TOKENS:
+            prompts.add((row.adapter, tuple(row.ids)))
+            if rows and sum(len(ids) for _, ids in prompts) > MAX_PREFILL_TOKENS:
                 break
             self._waiting.popleft()
             if row.aborted:
@@ -234,6 +261,14 @@ class TransformersEngine:
             rows.append(row)
             self._running[row.request] = (row, settle)
         return rows
+
+    def _prompt_tokens(self) -> int:
+        """How many prompt tokens fit into ``kv_cache_mb``."""
+        c = self._model.config.get_text_config()
+        heads = getattr(c, "num_key_value_heads", None) or c.num_attention_heads
+        width = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+        per_token = 2 * c.num_hidden_layers * heads * width * self._model.dtype.itemsize
+        return int((self._config.kv_cache_mb << 20) // per_token)
 
     @torch.inference_mode()
     def _score(self, ids: Sequence[int], adapter: str | None) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -29,7 +29,7 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from selfplay.agent import Sampling
 from selfplay.errors import EngineError, SyncError
-from selfplay.policy.engine import EngineInfo, Sampled, resolve_dtype
+from selfplay.policy.engine import EngineInfo, Sampled, continue_one_by_one, resolve_dtype, truncates
 from selfplay.policy.settings import PolicyServerConfig
 from selfplay.wire.messages import BucketHeader, JoinWeights
 
@@ -101,8 +101,9 @@ class VllmEngine:
             float(position[token].logprob)
             for token, position in zip(output.token_ids, output.logprobs or (), strict=True)
         )
+        kept = tuple(_finite(position) for position in output.logprobs or ()) if truncates(sampling) else ()
         finish = "abort" if output.finish_reason == "abort" else "stop" if output.finish_reason == "stop" else "length"
-        return Sampled(ids=tuple(output.token_ids), logprobs=logprobs, finish=finish)  # type: ignore[arg-type]
+        return Sampled(ids=tuple(output.token_ids), logprobs=logprobs, finish=finish, kept=kept)  # type: ignore[arg-type]
 
     async def choose(
         self, request: str, ids: Sequence[int], labels: Sequence[Sequence[int]], adapter: str | None
@@ -127,6 +128,12 @@ class VllmEngine:
         output = await self._run(request, ids, params, adapter, whole=True)
         positions = output.prompt_logprobs[1:]
         return tuple(float(p[token].logprob) for token, p in zip(ids[1:], positions, strict=True))
+
+    async def continuations(
+        self, request: str, ids: Sequence[int], answers: Sequence[Sequence[int]], adapter: str | None
+    ) -> tuple[float, ...]:
+        """See `Engine.continuations`."""
+        return await continue_one_by_one(self, request, ids, answers, adapter)
 
     async def abort(self, request: str) -> None:
         """See `Engine.abort`. Asked again until the request has ended: one that is just being added does not hear it."""
@@ -262,8 +269,13 @@ def sampling_params(sampling: Sampling, stop_ids: Sequence[int]) -> SamplingPara
     """Every parameter that changes what is sampled, explicitly."""
     return plain_params(
         temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed,
-        max_tokens=sampling.max_tokens, stop_token_ids=list(stop_ids), logprobs=0,
+        max_tokens=sampling.max_tokens, stop_token_ids=list(stop_ids), logprobs=sampling.top_k if truncates(sampling) else 0,
     )  # fmt: skip
+
+
+def _finite(position: Mapping[int, Any]) -> tuple[int, ...]:
+    """The tokens that were left to sample from: the others have no probability."""
+    return tuple(sorted(token for token, found in position.items() if math.isfinite(found.logprob)))
 
 
 def plain_params(**chosen: Any) -> SamplingParams:

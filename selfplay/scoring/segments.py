@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from selfplay.types import Episode, SeatAssignment, Segment, Turn
 
 Advantage = float | Sequence[float]
@@ -36,6 +38,17 @@ def agents_with_signal(segments: Iterable[Segment]) -> tuple[str, ...]:
     return tuple(sorted({s.agent for s in segments if any(a != 0.0 for a in s.advantages)}))
 
 
+def learning_now(agents: Iterable[str], trained: Iterable[str], step: int, alternate: int) -> tuple[str, ...]:
+    """Those of ``agents`` that learn in ``step``: all, or with ``alternate`` = N one after the other for N steps each.
+
+    The turns go by the sorted names of all ``trained`` agents, so a step without signal costs nobody a turn.
+    """
+    order = sorted(trained)
+    if not alternate:
+        return tuple(sorted(agents))
+    return tuple(a for a in agents if a == order[step // alternate % len(order)])
+
+
 def action_counts(segments: Iterable[Segment], agents: Iterable[str]) -> dict[str, int]:
     """Agent → number of action tokens over all segments: the agent's own token normaliser."""
     counts = dict.fromkeys(agents, 0)
@@ -43,6 +56,39 @@ def action_counts(segments: Iterable[Segment], agents: Iterable[str]) -> dict[st
         if segment.agent in counts:
             counts[segment.agent] += segment.num_actions
     return counts
+
+
+def sequence_counts(segments: Iterable[Segment], agents: Iterable[str]) -> dict[str, int]:
+    """Agent → number of its segments: the agent's own sequence normaliser."""
+    counts = dict.fromkeys(agents, 0)
+    for segment in segments:
+        if segment.agent in counts:
+            counts[segment.agent] += 1
+    return counts
+
+
+class SegmentAges(msgspec.Struct, frozen=True, kw_only=True):
+    """Versions between the weights that sampled an agent's segments and those that learn from them."""
+
+    staleness_mean: float = 0.0
+    """Of the oldest version in each segment."""
+    staleness_max: int = 0
+    span_max: int = 0
+    """Most versions that took part in one segment, less one."""
+
+
+def segment_ages(segments: Iterable[Segment], current: Mapping[str, int]) -> dict[str, SegmentAges]:
+    """Agent → ages of its segments, against the ``current`` versions of the trainer."""
+    versions: dict[str, list[tuple[int, int]]] = {}
+    for segment in segments:
+        versions.setdefault(segment.agent, []).append(segment.versions)
+    out = {}
+    for agent, spans in versions.items():
+        stale = [current[agent] - oldest for oldest, _ in spans]
+        out[agent] = SegmentAges(
+            staleness_mean=sum(stale) / len(stale), staleness_max=max(stale), span_max=max(b - a for a, b in spans)
+        )
+    return out
 
 
 @dataclass
@@ -54,6 +100,8 @@ class _Stream:
     logprobs: list[float] = field(default_factory=list)
     advantages: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    kept: list[tuple[int, ...]] = field(default_factory=list)
+    """Of each action; () where it was the whole vocabulary."""
     num_used: int = 0
     """Tokens up to and including the last action."""
 
@@ -62,6 +110,7 @@ class _Stream:
 
     def actions(self, turn: Turn, advantage: float) -> None:
         self._extend(turn.sampled_ids, 1, turn.logprobs, advantage)
+        self.kept += turn.kept or [()] * len(turn.sampled_ids)
         self.versions += [span.version for span in turn.spans if span.end > span.start]
         self.num_used = len(self.ids)
 
@@ -111,4 +160,5 @@ def _segment(episode_id: str, assignment: SeatAssignment, stream: _Stream) -> Se
         episode_id=episode_id, agent=assignment.agent, seat=assignment.seat,
         ids=tuple(stream.ids[:end]), mask=tuple(stream.mask[:end]), logprobs=tuple(stream.logprobs[:end]),
         advantages=tuple(stream.advantages[:end]), versions=(min(stream.versions), max(stream.versions)),
+        kept=tuple(stream.kept) if any(stream.kept) else (),
     )  # fmt: skip

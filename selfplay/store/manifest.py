@@ -43,6 +43,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     model_digest: str = ""
     config: str = ""
     """The settings the run was started with, as TOML."""
+    warm_start: dict[str, Scalar] = {}
+    """What made the base model of this run out of ``model``; empty where nothing did."""
     seed: int
     created: str
     updated: str

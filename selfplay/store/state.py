@@ -49,6 +49,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ledger: LedgerState = LedgerState()
     algorithm: dict[str, float] = {}
     """State of the algorithm: baselines."""
+    averages: tuple[float, ...] = ()
+    """Totals of the average policy, where ``eval.every`` keeps one."""
     rng: dict[str, tuple[int, ...]] = {}
     counters: dict[str, float] = {}
 

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import warnings
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,7 +27,7 @@ from selfplay.training.lora import LoraLayout
 from selfplay.training.trainer import Trainer
 
 RECORD = "trainer.json"
-FORMAT = 1
+FORMAT = 2
 MAX_RECORD_BYTES = 1 << 20
 
 
@@ -37,10 +37,10 @@ class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     format: int
     step: int
     agents: list[str]
-    lora_rank: int
-    lora_alpha: float
+    lora_rank: dict[str, int]
+    lora_scale: dict[str, float]
     layout: str
-    """Digest of names and shapes of all adapter matrices."""
+    """Digest of names and shapes of all agents' adapter matrices."""
 
 
 def save(trainer: Trainer, folder: Path) -> None:
@@ -65,7 +65,7 @@ def load(trainer: Trainer, folder: Path) -> None:
     for field, remedy in (
         ("agents", "seats"),
         ("lora_rank", "lora.rank"),
-        ("lora_alpha", "lora.alpha"),
+        ("lora_scale", "lora.alpha or lora.rslora"),
         ("layout", "model or lora.targets"),
     ):
         saved, now = getattr(record, field), getattr(expected, field)
@@ -85,10 +85,11 @@ def _state(trainer: Trainer) -> dict[str, Tensor]:
     """Name → tensor on the host; agent names hold no dot, so names are unambiguous."""
     out: dict[str, Tensor] = {"rng": torch.get_rng_state()}
     for agent, optimizer in trainer.optimizers.items():
-        exp_avg, exp_avg_sq, num_steps = optimizer.state()
+        exp_avg, exp_avg_sq, *counts = optimizer.state()
         out[f"{agent}.flat"] = optimizer.flat.detach().cpu()
         out[f"{agent}.exp_avg"], out[f"{agent}.exp_avg_sq"] = exp_avg.cpu(), exp_avg_sq.cpu()
-        out[f"{agent}.num_steps"] = torch.tensor([num_steps])
+        out[f"{agent}.counts"] = torch.tensor(counts)
+        out[f"{agent}.reference"] = trainer.references.get(agent, optimizer.flat).detach().cpu().clone()
     return out
 
 
@@ -97,15 +98,18 @@ def _apply(trainer: Trainer, state: dict[str, Tensor]) -> None:
     for agent, optimizer in trainer.optimizers.items():
         optimizer.flat.copy_(state[f"{agent}.flat"])
         exp_avg, exp_avg_sq = (state[f"{agent}.{name}"].to(optimizer.flat.device) for name in ("exp_avg", "exp_avg_sq"))
-        optimizer.restore(exp_avg, exp_avg_sq, int(state[f"{agent}.num_steps"]))
+        num_steps, num_updates = state[f"{agent}.counts"].tolist()
+        optimizer.restore(exp_avg, exp_avg_sq, num_steps, num_updates)
+        trainer.references[agent] = state[f"{agent}.reference"].to(optimizer.flat.device)
     torch.set_rng_state(state["rng"])
 
 
 def _record(trainer: Trainer) -> TrainerRecord:
-    layout = trainer.policy.layout
+    layouts = {agent: adapter.layout for agent, adapter in sorted(trainer.policy.adapters.items())}
     return TrainerRecord(
-        format=FORMAT, step=trainer.num_steps, agents=sorted(trainer.optimizers), lora_rank=layout.rank,
-        lora_alpha=layout.alpha, layout=_layout_digest(layout),
+        format=FORMAT, step=trainer.num_steps, agents=sorted(trainer.optimizers),
+        lora_rank={a: layout.rank for a, layout in layouts.items()},
+        lora_scale={a: layout.scale for a, layout in layouts.items()}, layout=_layout_digest(layouts.values()),
     )  # fmt: skip
 
 
@@ -124,8 +128,9 @@ def _read_record(folder: Path) -> TrainerRecord:
     return record
 
 
-def _layout_digest(layout: LoraLayout) -> str:
-    return hashlib.sha256(repr(list(zip(layout.names, layout.shapes, strict=True))).encode()).hexdigest()[:16]
+def _layout_digest(layouts: Iterable[LoraLayout]) -> str:
+    shapes = [list(zip(layout.names, layout.shapes, strict=True)) for layout in layouts]
+    return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
 
 
 def _fingerprints(trainer: Trainer) -> Tensor:

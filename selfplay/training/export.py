@@ -52,7 +52,7 @@ class Exporter:
             raise TrainerError(
                 f"{version} cannot be exported: agents here are {', '.join(sorted(self._policy.adapters))}"
             )
-        tensors, config = _on_host(adapter.tensors()), self._policy.layout.adapter_config()
+        tensors, config = _on_host(adapter.tensors()), adapter.layout.adapter_config()
         bucket = pack(
             tensors, dtype=self._dtype, transport=message.transport, address=message.address, adapter_config=config
         )

@@ -2,11 +2,13 @@
 
 The vocabulary is much wider than the model, so logits and their gradient dominate memory. Here the hidden states are
 taken a few at a time; the gradient with respect to them is computed on the spot (the head is frozen, so it needs no
-other) and the backward pass only scales it.
+other) and the backward pass only scales it. So it is for the entropy and for the divergence from another policy, which
+are exact sums over the vocabulary.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,42 +19,96 @@ CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 """fp32 logits held at once."""
 
 
-def frozen_head_logprobs(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, inv_temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """(logprobs [N], entropies [N]) in fp32 of softmax(inv_temperature · hidden Wᵀ).
+@dataclass(frozen=True)
+class HeadOutput:
+    """Of N (hidden state, token) pairs, fp32. Gradients flow to the hidden states from each that was asked for."""
 
-    hidden [N, D], weight [V, D], targets [N] long. Gradients flow from the logprobs to ``hidden`` only; the entropies
-    are for the report and carry none.
+    logprobs: Tensor
+    """[N] log π of the token."""
+    entropies: Tensor
+    """[N] of π; with gradient only when asked for."""
+    divergences: Tensor
+    """[N] KL(π ‖ reference) over the whole vocabulary; zeros without a reference."""
+
+
+def frozen_head(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    inv_temperature: float = 1.0,
+    reference: Tensor | None = None,
+    entropy_gradient: bool = False,
+    kept: Tensor | None = None,
+) -> HeadOutput:
+    """π = softmax(inv_temperature · hidden Wᵀ) at N places, over the tokens that were left to sample from.
+
+    hidden [N, D], weight [V, D], targets [N] long, ``reference`` [N, D]: hidden states of another policy with the same
+    head. ``kept`` [N, K]: the only tokens with probability, −1 where there are fewer; a row that begins with −1, and None,
+    mean the whole vocabulary. Only ``hidden`` gets a gradient.
     """
     chunk = max(1, CHUNK_BYTES.get(hidden.device.type, 32 << 20) // (4 * weight.shape[0]))
-    out: tuple[Tensor, Tensor] = _FrozenHead.apply(hidden, weight, targets, inv_temperature, chunk)  # type: ignore[no-untyped-call]
-    return out
+    out = _FrozenHead.apply(hidden, weight, targets, inv_temperature, reference, entropy_gradient, kept, chunk)  # type: ignore[no-untyped-call]
+    return HeadOutput(*out)
 
 
 class _FrozenHead(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, inv_temperature: float, chunk: int
-    ) -> tuple[Tensor, Tensor]:
-        logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
-        entropies = torch.empty_like(logprobs)
-        grad_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
-        for start in range(0, hidden.shape[0], chunk):
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, inv_temperature: float, reference: Tensor | None,
+        entropy_gradient: bool, kept: Tensor | None, chunk: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        num, trains = hidden.shape[0], ctx.needs_input_grad[0]
+        logprobs, entropies, divergences = (hidden.new_zeros(num, dtype=torch.float32) for _ in range(3))
+        wanted = (trains, trains and entropy_gradient, trains and reference is not None)
+        grads = [torch.empty_like(hidden) if w else None for w in wanted]
+        for start in range(0, num, chunk):
             part = slice(start, start + chunk)
-            logp_NV = (hidden[part] @ weight.t()).float().mul_(inv_temperature)
-            logp_NV.sub_(torch.logsumexp(logp_NV, -1, keepdim=True))
-            logprobs[part] = logp_NV.gather(1, targets[part, None])[:, 0]
+            out_NV = None if kept is None else _left_out(kept[part], weight.shape[0])
+            logp_NV = _log_softmax(hidden[part], weight, inv_temperature, out_NV)
             prob_NV = logp_NV.exp()
+            logprobs[part] = logp_NV.gather(1, targets[part, None])[:, 0]
+            if out_NV is not None:
+                logp_NV = logp_NV.masked_fill(out_NV, 0.0)  # beside a probability of 0; −∞ would not be a number there
             entropies[part] = -torch.linalg.vecdot(prob_NV, logp_NV)
-            if grad_hidden is not None:
+            if grads[0] is not None:
                 expected = prob_NV.to(weight.dtype) @ weight
-                grad_hidden[part] = (F.embedding(targets[part], weight) - expected) * inv_temperature
-        ctx.save_for_backward(grad_hidden)
-        ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+                grads[0][part] = (F.embedding(targets[part], weight) - expected) * inv_temperature
+            if grads[1] is not None:  # dH/dz = −p (log p + H)
+                slope = -prob_NV * (logp_NV + entropies[part, None])
+                grads[1][part] = (slope.to(weight.dtype) @ weight) * inv_temperature
+            if reference is not None:  # dKL/dz = p (log p − log q − KL)
+                gap_NV = logp_NV - _log_softmax(reference[part], weight, inv_temperature, out_NV)
+                gap_NV = gap_NV if out_NV is None else gap_NV.masked_fill(out_NV, 0.0)
+                divergences[part] = torch.linalg.vecdot(prob_NV, gap_NV)
+                if grads[2] is not None:
+                    slope = prob_NV * (gap_NV - divergences[part, None])
+                    grads[2][part] = (slope.to(weight.dtype) @ weight) * inv_temperature
+        ctx.save_for_backward(*grads)
+        ctx.mark_non_differentiable(*(t for t, w in zip((entropies, divergences), wanted[1:], strict=True) if not w))
+        return logprobs, entropies, divergences
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        (grad_hidden,) = ctx.saved_tensors
-        return grad_hidden * grad[:, None].to(grad_hidden.dtype), None, None, None, None
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Tensor | None, ...]:
+        total: Tensor | None = None
+        for grad, slope in zip(ctx.saved_tensors, slopes, strict=True):
+            if grad is not None and slope is not None:
+                term = grad * slope[:, None].to(grad.dtype)
+                total = term if total is None else total + term
+        return (total, *[None] * 7)
+
+
+def _left_out(kept: Tensor, vocab: int) -> Tensor:
+    """[N, V] bool: the tokens that had no probability."""
+    out = torch.ones(len(kept), vocab + 1, dtype=torch.bool, device=kept.device)
+    out.scatter_(1, kept.masked_fill(kept < 0, vocab), False)
+    out[kept[:, 0] < 0] = False
+    return out[:, :vocab]
+
+
+def _log_softmax(hidden: Tensor, weight: Tensor, inv_temperature: float, left_out: Tensor | None) -> Tensor:
+    """[N, V] fp32; −∞ for what is left out."""
+    logp_NV = (hidden @ weight.t()).float().mul_(inv_temperature)
+    if left_out is not None:
+        logp_NV.masked_fill_(left_out, -torch.inf)
+    return logp_NV.sub_(torch.logsumexp(logp_NV, -1, keepdim=True))

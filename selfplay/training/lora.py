@@ -2,7 +2,7 @@
 
 In: the projections of a frozen model, rank, alpha. Out: for each agent a `FlatAdapter` whose matrices are views into one
 parameter, so that clipping, the optimizer, a checkpoint and an all-reduce each touch one tensor instead of hundreds.
-The order of the matrices is the `LoraLayout`: projection by projection, A [r, in] before B [out, r].
+Agents may differ in rank, scale and projections. The order of an agent's matrices is its `LoraLayout`: projection by projection, A [r, in] before B [out, r].
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ class Projection:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraLayout:
-    """Which matrices an adapter has and where they lie in its flat vector; the same for every agent."""
+    """Which matrices an agent's adapter has and where they lie in its flat vector."""
 
     rank: int
     alpha: float
+    rslora: bool = False
     projections: tuple[Projection, ...]
 
     @property
     def scale(self) -> float:
-        return self.alpha / self.rank
+        return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
     @property
     def shapes(self) -> tuple[tuple[int, int], ...]:
@@ -65,7 +66,10 @@ class LoraLayout:
     def adapter_config(self) -> dict[str, Scalar | list[str]]:
         """The fields of PEFT's adapter_config.json that describe this layout."""
         alpha: Scalar = int(self.alpha) if self.alpha.is_integer() else self.alpha
-        return {"r": self.rank, "lora_alpha": alpha, "target_modules": list[str](self.targets)}
+        config: dict[str, Scalar | list[str]] = {
+            "r": self.rank, "lora_alpha": alpha, "target_modules": list[str](self.targets)
+        }  # fmt: skip
+        return config | {"use_rslora": True} if self.rslora else config
 
 
 def find_layout(model: nn.Module, config: LoraConfig) -> LoraLayout:
@@ -81,8 +85,9 @@ def find_layout(model: nn.Module, config: LoraConfig) -> LoraLayout:
             f"it has {', '.join(_linear_names(model))}"
         )
     return LoraLayout(
-        rank=config.rank, alpha=config.alpha, projections=tuple(_projection(name, module) for name, module in found)
-    )
+        rank=config.rank, alpha=config.alpha, rslora=config.rslora,
+        projections=tuple(_projection(name, module) for name, module in found),
+    )  # fmt: skip
 
 
 def _projection(name: str, module: nn.Module) -> Projection:
@@ -93,6 +98,10 @@ def _projection(name: str, module: nn.Module) -> Projection:
 
 def _linear_names(model: nn.Module) -> list[str]:
     return sorted({n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear)})
+
+
+Pairs = dict[str, tuple[Tensor, Tensor, float]]
+"""Projection name → A [r, in], B [out, r], scale."""
 
 
 class FlatAdapter(nn.Module):
@@ -111,7 +120,16 @@ class FlatAdapter(nn.Module):
 
     def matrices(self) -> list[Tensor]:
         """A, B, A, B, … in flat order, attached to the graph: their gradients arrive in ``flat.grad``."""
-        parts = torch.split(self.flat, list(self.layout.sizes))
+        return self._split(self.flat)
+
+    def pairs(self, flat: Tensor | None = None) -> Pairs:
+        """Projection → its A and B and their scale; of another vector [numel] of this layout where one is given."""
+        matrices = self._split(self.flat if flat is None else flat)
+        names = (p.name for p in self.layout.projections)
+        return {n: (a, b, self.layout.scale) for n, a, b in zip(names, matrices[::2], matrices[1::2], strict=True)}
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        parts = torch.split(flat, list(self.layout.sizes))
         return [part.view(shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -159,34 +177,34 @@ class ActiveRow:
 
     def __init__(self) -> None:
         self.runs: tuple[Run, ...] = ()
-        self.matrices: dict[str, list[Tensor]] = {}
+        self.pairs: dict[str, Pairs] = {}
 
-    def set(self, runs: Sequence[Run], adapters: Mapping[str, FlatAdapter]) -> None:
-        self.runs = tuple(runs)
-        self.matrices = {agent: adapters[agent].matrices() for agent in sorted({r.agent for r in runs})}
+    def set(self, runs: Sequence[Run], pairs: Mapping[str, Pairs]) -> None:
+        """Tokens outside ``runs`` are computed by the bare base."""
+        self.runs, self.pairs = tuple(runs), dict(pairs)
 
 
 class LoraLinear(nn.Module):
-    """A frozen nn.Linear plus, for each run of tokens, the low-rank update of the agent that owns them."""
+    """A frozen nn.Linear plus, for each run of tokens, the low-rank update of the agent that owns them, if it has one."""
 
-    def __init__(self, linear: nn.Linear, index: int, scale: float, row: ActiveRow) -> None:
+    def __init__(self, linear: nn.Linear, name: str, row: ActiveRow) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
-        self._index, self._scale, self._row = index, scale, row
+        self._name, self._row = name, row
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., T, in] → [..., T, out]; T runs over the tokens of the active row."""
-        runs, at = self._row.runs, 2 * self._index
-        matrices = [m for r in runs for m in self._row.matrices[r.agent][at : at + 2]]
-        bounds = tuple((r.start, r.end) for r in runs)
-        out: Tensor = SegmentLora.apply(x, self.weight, self.bias, self._scale, bounds, *matrices)  # type: ignore[no-untyped-call]
+        found = [(r, self._row.pairs[r.agent].get(self._name)) for r in self._row.runs]
+        used = [(r, pair) for r, pair in found if pair is not None]
+        bounds = tuple((r.start, r.end, scale) for r, (_, _, scale) in used)
+        matrices = [m for _, (a, b, _) in used for m in (a, b)]
+        out: Tensor = SegmentLora.apply(x, self.weight, self.bias, bounds, *matrices)  # type: ignore[no-untyped-call]
         return out
 
 
-def attach(model: nn.Module, layout: LoraLayout, row: ActiveRow) -> None:
-    """Replace every projection of the layout by a `LoraLinear` on the same weights."""
-    for index, projection in enumerate(layout.projections):
-        path, _, last = projection.name.rpartition(".")
+def attach(model: nn.Module, layouts: Iterable[LoraLayout], row: ActiveRow) -> None:
+    """Replace every projection of any of the layouts by a `LoraLinear` on the same weights."""
+    for name in dict.fromkeys(p.name for layout in layouts for p in layout.projections):
+        path, _, last = name.rpartition(".")
         parent = model.get_submodule(path)
-        linear = getattr(parent, last)
-        setattr(parent, last, LoraLinear(linear, index, layout.scale, row))
+        setattr(parent, last, LoraLinear(getattr(parent, last), name, row))

@@ -1,12 +1,13 @@
 """The policy that is trained: one frozen causal LM, one flat LoRA adapter per agent, rows of packed segments.
 
-In: a model folder, agents, a `PackedRow`. Out: log π and entropy of each action token. All agents of a row are computed
-in one pass over the base; logits exist only where actions are.
+In: a model folder, agents, a `PackedRow`. Out: log π and entropy of each action token, and how far π is from a reference.
+All agents of a row are computed in one pass over the base; logits exist only where actions are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from selfplay.config.schema import LoraConfig
 from selfplay.errors import TrainerError
 from selfplay.training import attention
-from selfplay.training.head import frozen_head_logprobs
+from selfplay.training.head import HeadOutput, frozen_head
 from selfplay.training.lora import ActiveRow, FlatAdapter, attach, find_layout
 from selfplay.training.rows import PackedRow, pack_row, teacher_forced
 
@@ -26,10 +27,8 @@ _ROUNDING = {torch.float32: 0.002, torch.bfloat16: 0.15}
 """Mean |Δlogprob| between two orders of computing the same thing."""
 
 
-def load_policy(
-    folder: Path | str, *, dtype: torch.dtype, lora: LoraConfig, agents: Sequence[str], seed: int
-) -> PackedPolicy:
-    """The policy with fresh adapters, on the CPU. Nothing is fetched, and no code of the model folder runs.
+def load_policy(folder: Path | str, *, dtype: torch.dtype, loras: Mapping[str, LoraConfig], seed: int) -> PackedPolicy:
+    """The policy with a fresh adapter for each agent of ``loras``, on the CPU. Nothing is fetched, and no code of the model folder runs.
 
     Raises `ConfigError` for LoRA targets the model does not have, `TrainerError` for a model that would be computed
     wrongly here: some architectures scale or cap their logits, or ignore the segments of a row.
@@ -46,23 +45,38 @@ def load_policy(
     samples = _samples(_vocab_size(base))
     expected = [_own_logprobs(base, ids) for ids in samples]
     base.set_attn_implementation(attention.NAME)
-    policy = PackedPolicy(base, lora, agents, seed=seed)
-    _check_route(policy, samples, torch.cat(expected))
+    policy = PackedPolicy(base, loras, seed=seed)
+    _check_route(policy, samples, expected)
     return policy
+
+
+Reference = Mapping[str, Tensor]
+"""Agent → flat adapter [numel] it is compared with; an agent that is missing is compared with the bare base."""
+
+
+@dataclass(frozen=True)
+class RowOutput:
+    """Of a row's M distinct actions."""
+
+    head: HeadOutput
+    reference_logprobs: Tensor | None
+    """[M], without gradient."""
+    reference_hidden: Tensor | None
+    """[M, D], without gradient: for further passes over the row."""
 
 
 class PackedPolicy(nn.Module):
     """Base, adapters and head as one module, so that FSDP's hooks on the root see one forward from ids to logprobs."""
 
-    def __init__(self, base: Any, lora: LoraConfig, agents: Sequence[str], *, seed: int) -> None:
+    def __init__(self, base: Any, loras: Mapping[str, LoraConfig], *, seed: int) -> None:
         super().__init__()
         self.base = base
-        self.layout = find_layout(base, lora)
+        layouts = {agent: find_layout(base, lora) for agent, lora in sorted(loras.items())}
         self._row = ActiveRow()
-        attach(base, self.layout, self._row)
-        self._agents = tuple(sorted(agents))
-        for agent in self._agents:
-            self.add_module(_key(agent), FlatAdapter.create(self.layout, seed=seed, agent=agent))
+        attach(base, layouts.values(), self._row)
+        self._agents = tuple(layouts)
+        for agent, layout in layouts.items():
+            self.add_module(_key(agent), FlatAdapter.create(layout, seed=seed, agent=agent))
 
     @property
     def adapters(self) -> Mapping[str, FlatAdapter]:
@@ -83,23 +97,52 @@ class PackedPolicy(nn.Module):
         """The repeated blocks of the base: what FSDP shards and what activation checkpointing recomputes."""
         return next(m for m in self.base.modules() if isinstance(m, nn.ModuleList))
 
-    def forward(self, row: PackedRow, inv_temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """(logprobs [N] with gradient, entropies [N] without), fp32, of the row's action tokens.
+    def forward(
+        self,
+        row: PackedRow,
+        inv_temperature: float = 1.0,
+        *,
+        reference: Reference | None = None,
+        reference_hidden: Tensor | None = None,
+        entropy_gradient: bool = False,
+    ) -> RowOutput:
+        """What the row's M distinct actions have under the agents, and under ``reference`` where it is given.
+
+        ``reference_hidden`` is what an earlier pass over the row found for that reference: it is not computed again.
 
         One row at a time: the backward pass of a row must be over before the next row goes forward.
         """
-        self._row.set(row.runs, self.adapters)
-        hidden = self._decoder(row).last_hidden_state[0]
         weight = self.base.get_output_embeddings().weight
-        return frozen_head_logprobs(hidden[row.predicted_from], weight, row.targets, inv_temperature=inv_temperature)
+        before = reference_hidden
+        if before is None and reference is not None:
+            before = self._reference_hidden(row, reference)
+        self._row.set(row.runs, {agent: self._adapter(agent).pairs() for agent in {r.agent for r in row.runs}})
+        hidden = self._decoder(row).last_hidden_state[0][row.predicted_from]
+        out = frozen_head(
+            hidden, weight, row.targets, inv_temperature=inv_temperature, reference=before,
+            entropy_gradient=entropy_gradient, kept=row.kept,
+        )  # fmt: skip
+        if before is None:
+            return RowOutput(out, None, None)
+        with torch.no_grad():
+            theirs = frozen_head(before, weight, row.targets, inv_temperature=inv_temperature, kept=row.kept)
+        return RowOutput(out, theirs.logprobs, before)
+
+    @torch.no_grad()
+    def _reference_hidden(self, row: PackedRow, reference: Reference) -> Tensor:
+        """[M, D] of the agents as ``reference`` has them; of the bare base for agents that it does not have."""
+        runs = [run for run in row.runs if run.agent in reference]
+        self._row.set(runs, {agent: self._adapter(agent).pairs(flat) for agent, flat in reference.items()})
+        hidden: Tensor = self._decoder(row).last_hidden_state[0][row.predicted_from]
+        return hidden
 
     @torch.no_grad()
     def probe(self, agent: str, ids: Sequence[int]) -> list[float]:
         """log π [T−1] of ``ids`` [T] under the agent, at temperature 1, by the same route as in training."""
         if len(ids) < 2 or agent not in self._agents:
             raise TrainerError(f"cannot probe {len(ids)} tokens of agent {agent!r}: need 2 tokens of a trained agent")
-        logprobs, _ = self(pack_row([teacher_forced(agent, ids)], self.device))
-        return [float(x) for x in logprobs.tolist()]
+        out: RowOutput = self(pack_row([teacher_forced(agent, ids)], self.device))
+        return [float(x) for x in out.head.logprobs.tolist()]
 
     def recompute_activations(self) -> None:
         """Keep only each layer's input in the forward pass. Call before sharding."""
@@ -107,9 +150,7 @@ class PackedPolicy(nn.Module):
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
 
     def _decoder(self, row: PackedRow) -> Any:
-        return self.base.base_model(
-            input_ids=row.ids, position_ids=row.positions, use_cache=False, segment_lengths=row.segment_lengths
-        )
+        return self.base.base_model(input_ids=row.ids, position_ids=row.positions, use_cache=False, chains=row.chains)
 
     def _adapter(self, agent: str) -> FlatAdapter:
         adapter = self.get_submodule(_key(agent))
@@ -133,10 +174,12 @@ def _own_logprobs(base: Any, ids: Sequence[int]) -> Tensor:
 
 
 @torch.no_grad()
-def _check_route(policy: PackedPolicy, samples: Sequence[Sequence[int]], expected: Tensor) -> None:
+def _check_route(policy: PackedPolicy, samples: Sequence[Sequence[int]], alone: Sequence[Tensor]) -> None:
     """Two sequences in one row must get the logprobs that the model itself gives each of them alone."""
     agent, device = next(iter(policy.adapters)), policy.device
-    found, _ = policy(pack_row([teacher_forced(agent, ids) for ids in samples], device))
+    row = pack_row([teacher_forced(agent, ids) for ids in samples], device)
+    found = policy(row).head.logprobs[row.picks]
+    expected = torch.cat([alone[i] for i in sorted(range(len(samples)), key=lambda i: list(samples[i]))])
     off, bound = float((found - expected).abs().mean()), _ROUNDING[policy.base.dtype]
     if not off <= bound:
         raise TrainerError(

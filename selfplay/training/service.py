@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from selfplay.config import agent_lora
 from selfplay.errors import TrainerError
 from selfplay.store.adapters import AdapterStore
 from selfplay.training import checkpoint
@@ -116,7 +117,10 @@ def start_trainer(config: RankConfig) -> tuple[Trainer, bool]:
     train, device = config.config.train, _device(config)
     sharded = shards_base(train.shard, device=device, world_size=config.world_size)
     policy = load_policy(
-        config.model, dtype=DTYPES[config.dtype], lora=config.config.lora, agents=config.agents, seed=config.config.seed
+        config.model,
+        dtype=DTYPES[config.dtype],
+        loras={a: agent_lora(config.config, a) for a in config.agents},
+        seed=config.config.seed,
     )
     if train.activation_checkpointing:
         policy.recompute_activations()

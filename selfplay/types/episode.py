@@ -48,6 +48,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """[C] natural log, of the distribution that was sampled from (after temperature)."""
     spans: tuple[Span, ...] = ()
     """Which version sampled which tokens; contiguous over [0, C)."""
+    kept: tuple[tuple[TokenId, ...], ...] = ()
+    """[C] with top-k or top-p sampling: the tokens that each was sampled among; empty when that was the whole vocabulary."""
     stop_reason: StopReason = "none"
     text: Annotated[str, Meta(max_length=MAX_TEXT)] = ""
     move: str | None = None
@@ -139,6 +141,10 @@ def _turn_faults(turn: Turn, known_seat: bool) -> list[str]:
         faults.append(f"{num} sampled tokens but {len(turn.logprobs)} logprobs")
     if not all(math.isfinite(x) and x <= 1e-3 for x in turn.logprobs):
         faults.append("a logprob is not a finite number ≤ 0")
+    if turn.kept and (
+        len(turn.kept) != num or any(t not in k for t, k in zip(turn.sampled_ids, turn.kept, strict=False))
+    ):
+        faults.append("a sampled token is not among those that were left to sample from")
     edge = 0
     for span in turn.spans:
         if span.start != edge or span.end < span.start or span.version < 0:
@@ -166,6 +172,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     advantages: tuple[float, ...]
     versions: tuple[int, int]
     """Oldest and newest version that sampled in this segment."""
+    kept: tuple[tuple[TokenId, ...], ...] = ()
+    """For each action in order, the tokens it was sampled among; empty when that was always the whole vocabulary."""
 
     @property
     def num_actions(self) -> int:

@@ -24,8 +24,8 @@ class TrainStep(WireMessage, frozen=True, kw_only=True, tag="step"):
     """Controller → every rank: one optimizer step.
 
     ``agents`` is the globally agreed, sorted list: every rank runs the same collectives for it, with empty segments for
-    the absent. ``micro_batches`` has the same length on every rank. ``num_actions`` is the token normaliser over *all*
-    ranks. An agent missing from ``agents`` had no signal and is not touched at all.
+    the absent. ``micro_batches`` has the same length on every rank. ``num_actions`` and ``num_sequences`` are the
+    normalisers, over *all* ranks. An agent missing from ``agents`` had no signal and is not touched at all.
     """
 
     request: RequestId
@@ -33,6 +33,7 @@ class TrainStep(WireMessage, frozen=True, kw_only=True, tag="step"):
     agents: tuple[str, ...]
     micro_batches: tuple[tuple[Segment, ...], ...]
     num_actions: dict[str, int]
+    num_sequences: dict[str, int]
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,9 +48,14 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     mean_abs_dlogp: float
     max_abs_dlogp: float
     clip_fraction: float
+    """Tokens whose ratio was clipped or whose correction was capped, in the last epoch."""
+    mask_fraction: float
+    """Tokens left out by rule, in the last epoch."""
     ess: float
     """Effective sample size of the importance weights, as a share of the tokens."""
     entropy: float
+    reference_kl: float
+    """KL to the reference over the whole vocabulary; 0 where algorithm.kl is 0."""
     num_actions: int
 
 

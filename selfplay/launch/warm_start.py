@@ -1,0 +1,110 @@
+"""A warm start: scripted players show the answer format of an environment, and a base model learns it.
+
+    config, model ─► child: games of scripted players ─► segments ─► supervised learning ─► model folder ─► ResolvedModel
+
+The child is a process of its own (``python -m selfplay.launch.warm_start JSON``), so that torch stays out of the controller
+and its memory is given back.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from selfplay.config import Config
+from selfplay.errors import EXIT_FAULT, EXIT_OK, SelfplayError, TrainerError, UserError
+from selfplay.models import ResolvedModel
+from selfplay.models.cache import cache_folder
+from selfplay.models.folder import inspect_folder
+from selfplay.registry import describe
+from selfplay.store.atomic import write_bytes
+from selfplay.types import Scalar
+
+FOLDER = "warm_start"
+"""In a run folder: the base model that the run plays with."""
+RECORD = "warm_start.json"
+"""In that folder: where it comes from."""
+
+
+class WarmStartJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What the child is told."""
+
+    config: Config
+    source: str
+    target: str
+
+
+def warm_start(
+    config: Config, model: ResolvedModel, target: Path, say: Callable[[str], None]
+) -> tuple[ResolvedModel, dict[str, Scalar]]:
+    """The warm-started model and its record; made now unless ``target`` has it already.
+
+    Raises `UserError` for players that cannot show anything, `TrainerError` when the learning failed.
+    """
+    if not (target / RECORD).is_file():
+        say(
+            f"warm start: {config.warm_start.episodes} games of {config.warm_start.player} teach {model.name} the format"
+        )
+        _run_child(WarmStartJob(config=config, source=str(model.path), target=str(target)), say)
+    record = msgspec.json.decode((target / RECORD).read_bytes(), type=dict[str, Scalar])
+    return inspect_folder(model.name, target, model.kind, cache_folder(None)), record
+
+
+def _run_child(job: WarmStartJob, say: Callable[[str], None]) -> None:
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "selfplay.launch.warm_start", msgspec.json.encode(job).decode()]
+    with subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        for line in child.stdout:
+            say(line.rstrip())
+        errors = child.stderr.read().strip().splitlines()
+    if child.returncode:
+        last = errors[-1] if errors else "no output"
+        kind = TrainerError if child.returncode == EXIT_FAULT else UserError
+        raise kind(f"the warm start failed (exit {child.returncode}): {last[:300]}")
+
+
+def main(argument: str) -> int:
+    """The child."""
+    job = msgspec.json.decode(argument, type=WarmStartJob)
+    try:
+        _learn(job)
+    except SelfplayError as error:
+        print(str(error).splitlines()[0], file=sys.stderr)
+        return EXIT_FAULT if isinstance(error, TrainerError) else 2
+    return EXIT_OK
+
+
+def _learn(job: WarmStartJob) -> None:
+    from selfplay.launch.demonstrate import demonstrations
+    from selfplay.policy.chat import HfChat
+    from selfplay.scoring import episode_segments
+    from selfplay.training.sft import fit
+
+    config, warm = job.config, job.config.warm_start
+    spec = describe(config.env, dict(config.env_params))
+    episodes = demonstrations(
+        spec, config.env_params, teacher=warm.player, num=warm.episodes, seed=config.seed, chat=HfChat(job.source)
+    )
+    segments = [s for e in episodes for s in episode_segments(e, dict.fromkeys(spec.seats, 1.0))]
+    report = fit(
+        Path(job.source), Path(job.target), segments, warm, seed=config.seed,
+        max_tokens=config.train.micro_batch_tokens, say=lambda text: print(text, flush=True),
+    )  # fmt: skip
+    record: dict[str, Scalar] = {
+        "env": spec.id, "player": warm.player, "episodes": len(episodes), "sequences": report.sequences,
+        "steps": report.steps, "first_loss": report.first_loss, "last_loss": report.last_loss, "seed": config.seed,
+    }  # fmt: skip
+    write_bytes(Path(job.target) / RECORD, msgspec.json.encode(record))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
