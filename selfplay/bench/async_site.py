@@ -64,7 +64,8 @@ class WaitingTrainer:
     async def step(self, *, step: int, agents: Sequence[str], num_actions: dict[str, int], **_: Any) -> list[StepDone]:
         await asyncio.sleep(self._step_s)
         report = AgentReport(
-            moved=True, loss=0, grad_norm=0, lr=0, kl=0, mean_abs_dlogp=0, max_abs_dlogp=0, clip_fraction=0, ess=1, entropy=0,
+            moved=True, loss=0, grad_norm=0, lr=0, kl=0, mean_abs_dlogp=0, max_abs_dlogp=0, clip_fraction=0, mask_fraction=0, ess=1, entropy=0,
+            reference_kl=0,
             num_actions=0,
         )  # fmt: skip
         done = StepDone(

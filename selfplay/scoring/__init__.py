@@ -1,8 +1,8 @@
 """From played episodes to what a trainer consumes: screening, scores, advantages, segments."""
 
 from selfplay.scoring.algorithms import Algorithm, load_algorithm
-from selfplay.scoring.scorers import Panel, Scorer, ScorerContext, Scores, load_panel, scores_fault
 from selfplay.scoring.credit import turn_credit
+from selfplay.scoring.scorers import Panel, Scorer, ScorerContext, Scores, load_panel, scores_fault
 from selfplay.scoring.screening import Unusable, why_unusable
 from selfplay.scoring.segments import (
     Advantage,
