@@ -20,6 +20,8 @@ from selfplay.config.schema import Config
 from selfplay.errors import ConfigError, suggestion
 
 Tree = dict[str, Any]
+_OTHER_NAMES = {"learning_rate": "lr", "lora_rank": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
+"""What settings are called elsewhere."""
 _KEY_PART = re.compile(r'\s*(?:"([^"\\]*)"|([A-Za-z0-9_@-]+))\s*(\.|\Z)')
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -223,6 +225,8 @@ def _near(prefix: str, key: str, siblings: Iterable[str]) -> str:
     """Nearest full key, preferring the same name in another section, then the same section."""
     known, name = list(all_keys()), key.replace("-", "_")
     here = [f"{prefix}{s}" for s in siblings]
+    if f"{prefix}{_OTHER_NAMES.get(name)}" in here:
+        return f"; did you mean {f'{prefix}{_OTHER_NAMES[name]}'!r}?"
     same = [k for k in (*known, *here) if k.rpartition(".")[2] == name]
     if same:
         return "; did you mean " + " or ".join(repr(k) for k in dict.fromkeys(same[:3])) + "?"
