@@ -49,6 +49,8 @@ def test_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
         "envs-compat",
         "async",
         "ratings",
+        "learn-kuhn",
+        "learn-chat",
     ]
 
 
