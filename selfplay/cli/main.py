@@ -96,7 +96,7 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     help="Show the version and exit.",
 )
 def cli() -> None:
-    """Train several language-model agents against and with each other in multi-turn games.
+    """Train language-model agents against and with each other in multi-turn games.
 
     Start with:  selfplay train --env debate-v0
     """
