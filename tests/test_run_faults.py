@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from runs import TINY, Run, runtime_folders, still_alive
 
+from selfplay.store.checkpoints import load_checkpoint
 from selfplay.store.episode_log import EpisodeLog
 
 pytestmark = pytest.mark.engine
@@ -31,9 +32,15 @@ def stored(folder: Path) -> list[str]:
 def resume(folder: Path, extra_steps: int = 1) -> Run:
     """Go on to ``extra_steps`` beyond the newest checkpoint."""
     newest = max(int(p.name) for p in (folder / "runs/r/checkpoints").iterdir() if p.name.isdigit())
+    versions = load_checkpoint(folder / f"runs/r/checkpoints/{newest}").state.versions
+    num_before = len(stored(folder))
     run = Run(folder, "resume", "runs/r", f"train.steps={newest + extra_steps}", "--json")
     assert run.wait() == 0, run.error_text()
     assert run.result()["step"] == newest + extra_steps
+    with EpisodeLog.open(folder / "runs/r/episodes", write=False, say=lambda _: None) as log:
+        played = [episode.versions() for _, episode in log.episodes(num_before)]
+    # What is played after a resume is played by the versions that were trained so far, not by the base or the first ones.
+    assert all(v[a][0] >= n for v in played for a, n in versions.items() if a in v)
     return run
 
 

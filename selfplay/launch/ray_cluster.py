@@ -6,8 +6,8 @@
 
 Ray decides whether there is room, counts CPUs and GPUs against other users of the cluster, and ends everything when the
 controller is gone; sockets, run folder and weights stay as they are. All bundles are placed on the controller's host:
-the run's sockets are ipc and its runtime folder is private memory. Environment workers of other hosts join by
-``selfplay pool``. Ray's own restarts are off: what a lost process means is the controller's business.
+the run's sockets are ipc and its runtime folder is private memory. Ray's own restarts are off: what a lost process
+means is the controller's business.
 """
 
 from __future__ import annotations
