@@ -26,7 +26,9 @@ KNOWN_HOSTS = {
 """The only hosts a file may name."""
 ADDRESS = re.compile(r"https?://(\[?[\w.:-]+)")
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|home|root|opt|Users|tmp)/[\w.-]+")
-UNFINISHED = re.compile(r"\b(?:TO" + r"DO|FIX" + r"ME|X{3})\b|pytest\.(?:mark\.)?(?:skip|xfail)\b")
+UNFINISHED = re.compile(
+    r"\b(?:TO" + r"DO|FIX" + r"ME|X{3})\b|pytest\.(?:mark\.)?(?:skip|skipif|xfail|import" + r"orskip)\b"
+)
 
 
 def tracked(*suffixes: str) -> list[Path]:

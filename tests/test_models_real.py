@@ -90,7 +90,6 @@ if __name__ == "__main__":
 
 
 def test_tiny_in_vllm_says_what_it_says_in_transformers(tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
     resolved = resolve_model("tiny")
     model, tokenizer = load(resolved)
     prompt = chat_ids(tokenizer, HELLO)

@@ -142,7 +142,6 @@ print(json.dumps([heavy, events.Tags()["scalars"], [(e.step, e.value) for e in e
 
 
 def test_tensorboard_reads_the_same_numbers_and_nothing_heavy_is_loaded(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     done = subprocess.run(
         [sys.executable, "-c", READ_EVENTS, str(tmp_path)],
         capture_output=True,

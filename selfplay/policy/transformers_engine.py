@@ -222,7 +222,7 @@ class TransformersEngine:
         try:
             while self._turn(batch):
                 pass
-        except Exception as e:
+        except Exception as e:  # the thread's boundary: whoever waits for it is told
             log.exception("the engine's thread failed")
             self._failure = f"the transformers engine failed: {e}"
             for _, settle in (*self._running.values(), *self._waiting):

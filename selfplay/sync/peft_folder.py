@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -50,5 +51,5 @@ def save_adapter(
         (folder / CONFIG_NAME).write_text(text, encoding="utf-8")
     except OSError as e:
         raise StoreError(f"cannot write the adapter into {folder}: {e.strerror or e}") from e
-    except Exception as e:
+    except SafetensorError as e:  # a full disk comes as this, without an errno
         raise StoreError(f"cannot write the adapter into {folder}: {e}") from e
