@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import Any
 
+from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -12,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from selfplay.cli.output import console_for_lines
-from selfplay.controller.report import RunSummary, Status, StepReport
+from selfplay.controller.report import AgentStep, RunSummary, Status, StepReport
 
 REFRESH_PER_S = 4
 MAX_EVENTS = 6
@@ -74,7 +76,8 @@ class LiveView:
             parts.append(_status_line(self._status, self._report))
         if self._report is not None:
             self._evaluated = evaluation_line(self._report) or self._evaluated
-            parts += [_figures(self._report), agents_table(self._report)]
+            parts.append(_figures(self._report))
+            parts += [_agent(name, agent) for name, agent in self._report.agents.items()]
             parts += [Text(self._evaluated)] if self._evaluated else []
         parts += [Text(f"· {e}", style="dim", overflow="ellipsis", no_wrap=True) for e in self._events]
         return Panel(Group(*parts), title=self._title, border_style="cyan")
@@ -124,36 +127,44 @@ def _status_line(status: Status, report: StepReport | None) -> Table:
     return grid
 
 
-def _figures(report: StepReport) -> Table:
-    table = Table(box=None, padding=(0, 2), show_edge=False)
-    for name in (
-        "episodes/s", "tok/s sampled", "tok/s trained", "staleness", "turns", "tokens", "trained of played", "illegal", "wins",
-    ):  # fmt: skip
-        table.add_column(name, justify="right", header_style="dim")
-    table.add_row(
-        f"{report.episodes_per_s:.2f}", f"{report.sampled_tokens_per_s:.0f}", f"{report.trained_tokens_per_s:.0f}",
-        f"{report.staleness_mean:.1f} (max {report.staleness_max})", f"{report.turns_mean:.1f}",
-        f"{report.sampled_tokens_mean:.0f}", _lengths(report), f"{report.illegal_share:.0%}",
-        "  ".join(f"{s} {w:.0%}" for s, w in report.win_share.items()),
-    )  # fmt: skip
-    return table
+def _figures(report: StepReport) -> Columns:
+    return _pairs(
+        {
+            "episodes/s": f"{report.episodes_per_s:.2f}",
+            "sampled": f"{report.sampled_tokens_per_s:.0f} tok/s",
+            "trained": f"{report.trained_tokens_per_s:.0f} tok/s",
+            "staleness": f"{report.staleness_mean:.1f} (max {report.staleness_max})",
+            "turns": f"{report.turns_mean:.1f}",
+            "tokens": f"{report.sampled_tokens_mean:.0f}",
+            "trained of played": _lengths(report),
+            "illegal": f"{report.illegal_share:.0%}",
+            "wins": "  ".join(f"{s} {w:.0%}" for s, w in report.win_share.items()),
+        }
+    )
 
 
-def agents_table(report: StepReport) -> Table:
-    """Versions, KL, gradient and probe figures of each agent."""
-    table = Table(box=None, padding=(0, 2), show_edge=False)
-    for name in ("agent", "version", "loss", "KL", "grad norm", "entropy", "probe |Δlogp|", "moved |Δlogp|", "sync"):
-        table.add_column(name, justify="left" if name == "agent" else "right", header_style="dim")
-    for name, a in report.agents.items():
-        if a.train is None:
-            table.add_row(name, f"@{a.version}", "no signal", *["-"] * 6)
-            continue
-        t = a.train
-        table.add_row(
-            name, f"@{a.version}", f"{t.loss:+.4f}", f"{t.kl:.4f}", f"{t.grad_norm:.3f}", f"{t.entropy:.2f}",
-            f"{a.probe_mean:.4f} (max {a.probe_max:.3f})", f"{a.policy_moved:.4f}", f"{a.sync_s * 1e3:.0f} ms",
-        )  # fmt: skip
-    return table
+def _agent(name: str, agent: AgentStep) -> Columns:
+    """Version, loss, KL, gradient and probe figures of one agent."""
+    t = agent.train
+    if t is None:
+        return _pairs({f"{name}@{agent.version}": "no signal in this step"})
+    return _pairs(
+        {
+            f"{name}@{agent.version}": "",
+            "loss": f"{t.loss:+.4f}",
+            "KL": f"{t.kl:.4f}",
+            "grad norm": f"{t.grad_norm:.3f}",
+            "entropy": f"{t.entropy:.2f}",
+            "probe |Δlogp|": f"{agent.probe_mean:.4f} (max {agent.probe_max:.3f})",
+            "moved |Δlogp|": f"{agent.policy_moved:.4f}",
+            "sync": f"{agent.sync_s * 1e3:.0f} ms",
+        }
+    )
+
+
+def _pairs(values: Mapping[str, str]) -> Columns:
+    """Names and values side by side, as many to a line as the terminal is wide."""
+    return Columns([Text.assemble((name, "dim"), " ", value) for name, value in values.items()], padding=(0, 2))
 
 
 def progress_bar(done: int, total: int, width: int = 20) -> str:
