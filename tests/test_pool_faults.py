@@ -212,7 +212,7 @@ def test_a_policy_server_that_never_answers_voids_the_episode_in_bounded_time(ru
     ("manner", "kind", "says"),
     [
         ("unavailable", "infrastructure", "unavailable"),
-        ("other_protocol", "infrastructure", "protocol 2"),
+        ("other_protocol", "infrastructure", f"protocol {PROTOCOL + 1}"),
         ("nan", "invalid", "not a finite number"),
     ],
 )
