@@ -19,6 +19,7 @@ from pool_site import install, make_config, make_match, play_all, running_pool
 from selfplay.errors import WorkerError
 from selfplay.pool import EpisodeResult, FailedResult, PoolSupervisor
 from selfplay.process import RuntimeDir
+from selfplay.wire.messages import PROTOCOL
 
 
 @pytest.fixture
@@ -250,6 +251,7 @@ sys.path.insert(0, sys.argv[2])
 from pool_site import make_config, make_match
 from selfplay.pool import PoolSupervisor
 from selfplay.process import RuntimeDir
+from selfplay.wire.messages import PROTOCOL
 
 async def main():
     runtime = RuntimeDir.create()
