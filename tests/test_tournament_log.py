@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import random
 from collections import Counter
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from selfplay.errors import StoreError, UserError
 from selfplay.launch.tournament import Played, new_folder, play_tournament
 from selfplay.tournament.gamelog import LOG_NAME, GameLine, GameLog, read_episode, read_lines
 from selfplay.tournament.results import conclude, payoff_csv, read_tournament, write_results
-from selfplay.tournament.scheduler import Scheduler
+from selfplay.tournament.scheduler import Scheduler, _neighbours
 from selfplay.tournament.spec import Entrant, TournamentSpec, all_tables
 
 BOTS = (
@@ -169,9 +171,32 @@ def test_swiss_lets_everybody_play_and_meet_anew() -> None:
     games = every_game(spec)
     assert len(games) == 4 * 2 * 2
     met = Counter(frozenset(g) for g in games)
-    assert len(met) >= 6  # of 8 pairs; who is left last may have nobody new to meet
+    assert set(met.values()) == {2}, met  # both seatings of each pair, and no pair met twice
     played = Counter(p for g in games for p in g)
     assert max(played.values()) - min(played.values()) <= 2
+
+
+def fewest(order: list[str], met: Counter[frozenset[str]]) -> int:
+    """Repeated meetings of the best pairing there is, by trying all."""
+    if not order:
+        return 0
+    first, rest = order[0], order[1:]
+    return min(met[frozenset((first, b))] + fewest([x for x in rest if x != b], met) for b in rest)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_swiss_round_repeats_as_few_meetings_as_can_be(seed: int) -> None:
+    rng = random.Random(seed)
+    order = [f"p{i}" for i in range(rng.choice([4, 6, 8]))]
+    met = Counter({frozenset(pair): rng.choice([0, 0, 1, 2]) for pair in itertools.combinations(order, 2)})
+    rng.shuffle(order)
+    pairs = _neighbours(order, 2, met)
+    assert sorted(itertools.chain(*pairs)) == sorted(order)
+    assert sum(met[frozenset(pair)] for pair in pairs) == fewest(order, met)
+
+
+def test_a_first_swiss_round_pairs_neighbours() -> None:
+    assert _neighbours(["a", "b", "c", "d"], 2, Counter()) == [("a", "b"), ("c", "d")]
 
 
 def test_active_plays_the_comparison_that_was_asked_for() -> None:

@@ -175,7 +175,25 @@ def _score(line: GameLine, player: str) -> float:
 
 
 def _neighbours(order: Sequence[str], size: int, met: Counter[frozenset[str]]) -> list[tuple[str, ...]]:
-    """Groups of ``size`` from the top down; of the two who could complete a group, one who did not meet it yet comes first."""
+    """Groups of ``size`` in the order of the standings, as few of them as can be made of players who met before."""
+    return _pairs(order, met) if size == 2 else _groups(order, size, met)
+
+
+def _pairs(order: Sequence[str], met: Counter[frozenset[str]]) -> list[tuple[str, ...]]:
+    """The fewest repeated meetings over the whole round, then the smallest distances in the standings."""
+    import networkx
+
+    graph = networkx.Graph()
+    repeat = len(order) ** 3  # outweighs all squared distances of a round together
+    for i, name in enumerate(order):
+        for j, other in enumerate(order[:i]):
+            graph.add_edge(other, name, weight=repeat * met[frozenset((name, other))] + (i - j) ** 2)
+    pairs = [tuple(sorted(pair, key=order.index)) for pair in networkx.min_weight_matching(graph)]
+    return sorted(pairs, key=lambda pair: order.index(pair[0]))
+
+
+def _groups(order: Sequence[str], size: int, met: Counter[frozenset[str]]) -> list[tuple[str, ...]]:
+    """From the top down; of those who could complete a group, the one who met it least comes first. The last may have no choice."""
     left, out = list(order), []
     while left:
         group = [left.pop(0)]
