@@ -116,7 +116,7 @@ class PolicyServer:
             return Refused(request=request, kind=e.kind, message=str(e)[:_MAX_MESSAGE])
         except EngineError:
             raise
-        except Exception as e:
+        except Exception as e:  # one request's boundary: its peer gets an answer, the others go on
             log.exception("request %d (%s) failed unexpectedly", request, type(message).__name__)
             self._service.count("refused")
             return Refused(
