@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
 import pytest
 
-from selfplay.cli.main import main, run
+from selfplay.cli.main import cli, main, run
 from selfplay.cli.options import FiniteRange
 from selfplay.errors import EnvironmentFault, IllegalMove, MissingExtraError, StoreError, UnknownNameError, UserError
 
@@ -173,3 +173,26 @@ def test_closed_standard_output_is_output_to_nowhere() -> None:
 def test_a_number_option_refuses_nan() -> None:
     with pytest.raises(click.BadParameter, match="not a finite number"):
         FiniteRange(0.0, 1.0).convert("nan", None, None)
+
+
+def test_no_option_takes_nan() -> None:
+    """`click.FloatRange` lets it through; so every number option is a `FiniteRange`."""
+    floats = [
+        o
+        for c in all_commands(cli)
+        for o in c.params
+        if isinstance(o.type, click.types.FloatRange | click.types.FloatParamType)
+    ]
+    assert floats
+    assert [o.name for o in floats if not isinstance(o.type, FiniteRange)] == []
+
+
+def all_commands(command: click.Command) -> Iterator[click.Command]:
+    """A command and all below it."""
+    yield command
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from all_commands(below)

@@ -7,6 +7,7 @@ import time
 import click
 import msgspec
 
+from selfplay.cli.options import FiniteRange
 from selfplay.config.load import parse_override
 
 MARKS = {"ok": "ok   ", "note": "note ", "fault": "FAULT"}
@@ -18,7 +19,14 @@ MARKS = {"ok": "ok   ", "note": "note ", "fault": "FAULT"}
 @click.option(
     "--games", default=200, show_default=True, type=click.IntRange(3, 100_000), help="Random games, time permitting."
 )
-@click.option("--timeout", "limit_s", default=60.0, show_default=True, help="Seconds for everything together.")
+@click.option(
+    "--timeout",
+    "limit_s",
+    default=60.0,
+    type=FiniteRange(1, 86_400),
+    show_default=True,
+    help="Seconds for everything together.",
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON on standard output, and nothing else there.")
 def command(env: str, params: tuple[str, ...], games: int, limit_s: float, as_json: bool) -> int:
     """Check whether ENV, an id or a Python file, is sound: played at random, in a process of its own.

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from selfplay.cli import env_check_cmd, env_hub_cmd, env_new_cmd, env_replay_cmd
+from selfplay.cli.options import FiniteRange
 from selfplay.config.load import parse_override
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output, and nothing else there.")
@@ -71,7 +72,12 @@ def list_(scheme: str | None, hub: str | None, as_json: bool) -> None:
 @click.argument("env")
 @click.option("-p", "params", multiple=True, metavar="KEY=VALUE", help="Parameter of the environment; repeatable.")
 @click.option(
-    "--timeout", "timeout_s", default=20.0, show_default=True, help="Seconds the environment may take to import."
+    "--timeout",
+    "timeout_s",
+    default=20.0,
+    type=FiniteRange(1, 86_400),
+    show_default=True,
+    help="Seconds the environment may take to import.",
 )
 @env_hub_cmd.hub_option
 @json_option

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from selfplay.cli.options import FiniteRange
 from selfplay.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     "--min-legal",
     default=0.9,
     show_default=True,
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     help="No headline below this share of legal answers.",
 )
 @click.option(
@@ -67,9 +68,7 @@ if TYPE_CHECKING:
 )
 @click.option("--model", default=None, help="Base model.  [default: that of the run]")
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(1, 4096), help="Games at once.")
-@click.option(
-    "--temperature", default=1.0, show_default=True, type=click.FloatRange(0.01, 10.0), help="Of model players."
-)
+@click.option("--temperature", default=1.0, show_default=True, type=FiniteRange(0.01, 10.0), help="Of model players.")
 @click.option("--jury", default="base", show_default=True, help="Who judges games that need it: base or api.")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31 - 1), help="Decides all deals.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per environment on stdout, nothing else there.")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from selfplay.cli.options import FiniteRange
 from selfplay.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ concurrency_option = click.option(
     "--concurrency", default=16, show_default=True, type=click.IntRange(1, 4096), help="Games at once."
 )
 temperature_option = click.option(
-    "--temperature", default=1.0, show_default=True, type=click.FloatRange(0.01, 10.0), help="Of model players."
+    "--temperature", default=1.0, show_default=True, type=FiniteRange(0.01, 10.0), help="Of model players."
 )
 
 
@@ -136,14 +137,14 @@ def rate(folder: Path, others: tuple[Path, ...], anchors: tuple[str, ...], as_js
     "--alpha",
     default=0.05,
     show_default=True,
-    type=click.FloatRange(0.0001, 0.4999),
+    type=FiniteRange(0.0001, 0.4999),
     help="How often H0 may be wrongly rejected.",
 )
 @click.option(
     "--beta",
     default=0.05,
     show_default=True,
-    type=click.FloatRange(0.0001, 0.4999),
+    type=FiniteRange(0.0001, 0.4999),
     help="How often H1 may be wrongly rejected.",
 )
 @click.option("--pairs", default=2000, show_default=True, type=click.IntRange(1, 1_000_000), help="Most pairs.")

@@ -16,24 +16,18 @@ import msgspec
 from selfplay.config import Config
 from selfplay.launch.serving import require_package
 from selfplay.pool.config import WorkerConfig, worker_environment
+from selfplay.pool.workers import Process
 from selfplay.process import spawn
 
 Kind = Literal["policy", "rank", "worker"]
 
 
-class Handle(Protocol):
+class Handle(Process, Protocol):
     """A started process; `selfplay.process.Child` is one."""
 
     @property
     def name(self) -> str: ...
-    @property
-    def pid(self) -> int: ...
-    def exit_code(self) -> int | None: ...
-    def describe_exit(self) -> str: ...
-    def log_tail(self, num_lines: int) -> str: ...
-    def signal(self, number: int) -> None: ...
     def stop(self, grace_s: float) -> None: ...
-    def kill(self) -> None: ...
 
 
 class Launcher(Protocol):
