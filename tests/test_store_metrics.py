@@ -15,7 +15,8 @@ import pytest
 from selfplay.errors import StoreError
 from selfplay.store import metrics as module
 from selfplay.store.metrics import MetricsLog, read_metrics
-from selfplay.store.text import json_line, safe_text
+from selfplay.store.text import json_line
+from selfplay.wire.text import safe_text
 
 ROOT = Path(__file__).resolve().parent.parent
 

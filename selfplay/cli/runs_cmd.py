@@ -24,7 +24,8 @@ from selfplay.store.checkpoints import Checkpoints
 from selfplay.store.episode_log import EpisodeLog
 from selfplay.store.metrics import Row, read_metrics
 from selfplay.store.run_folder import RunFolder, list_runs
-from selfplay.store.text import json_line, safe_text
+from selfplay.store.text import json_line
+from selfplay.wire.text import safe_text
 
 ACCOUNTING = "accounting/"
 """Metrics named so are the ledger of the run."""

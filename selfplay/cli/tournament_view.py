@@ -64,7 +64,7 @@ def _table(spec: TournamentSpec, result: Standings) -> object:
     from rich.table import Table
     from rich.text import Text
 
-    from selfplay.store.text import safe_text
+    from selfplay.wire.text import safe_text
 
     table = Table(
         title=f"{spec.env}, {result.ratings.num_games} rated games", title_justify="left", box=None, pad_edge=False

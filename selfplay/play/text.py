@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 from selfplay.wire.codec import clean_text
+from selfplay.wire.text import safe_text
 
 
 def clean(text: str) -> str:
@@ -13,16 +12,5 @@ def clean(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that is safe to show: control characters, escapes and direction marks become visible ``\\x1b``-like codes.
-
-    Line breaks stay; zero-width joiners stay, since several scripts need them.
-    """
-    return "".join(c if c == "\n" or _is_plain(c) else _code(c) for c in clean(text))
-
-
-def _is_plain(char: str) -> bool:
-    return char in "\u200c\u200d" or unicodedata.category(char) not in ("Cc", "Cf", "Zl", "Zp")
-
-
-def _code(char: str) -> str:
-    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
+    """Text that is safe to show. Line breaks stay, and zero-width joiners, since several scripts need them."""
+    return safe_text(clean(text), keep="\n\u200c\u200d")
