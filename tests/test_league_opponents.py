@@ -1,4 +1,4 @@
-"""Who meets whom is as the rule says; the pool, the gate and the watch remember and decide as told."""
+"""Who meets whom is as the rule says; the pool and the watch remember and decide as told."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ from selfplay.config import Config
 from selfplay.config.league import LeagueConfig
 from selfplay.errors import ConfigError, StoreError
 from selfplay.league import GameRecord, LeagueRecords, Matchmaker
-from selfplay.league.gate import judge
 from selfplay.league.league import League, check_league, league_slots
 from selfplay.league.opponents import Tally, weights
 from selfplay.league.pool import Snapshot, SnapshotPool
 from selfplay.league.watch import CollapseWatch, WatchLimits
-from selfplay.ratings.match import Hypotheses
 from selfplay.registry import describe
 from selfplay.types import Episode, Match, PolicyVersion, SeatAssignment, Span, Turn
 
@@ -214,21 +212,6 @@ def test_leagues_that_cannot_be_are_refused(config: dict[str, object], told: str
 def test_slots_are_counted_before_they_are_promised() -> None:
     assert league_slots(LeagueConfig(), 2) == 0
     assert league_slots(LeagueConfig(opponents="pfsp_hard", pool=3), 2) == 8
-
-
-def test_the_gate_promotes_only_who_proved_to_be_better() -> None:
-    hypotheses = Hypotheses(elo0=0, elo1=100)
-
-    def verdict(wins: int, losses: int) -> str:
-        games = [game(k, ("a@2", "a@1"), int(k >= wins)) for k in range(wins + losses)]
-        return judge("a@2", "a@1", games, hypotheses).outcome
-
-    assert verdict(3, 1) == "open"
-    assert verdict(70, 20) == "promoted"
-    assert verdict(45, 60) == "rejected"
-    assert (
-        judge("a@2", "a@1", [game(1, ("a@2", "b@1"), 0), game(2, ("a@2", "a@1"), 0, "truncated")], hypotheses).wins == 0
-    )
 
 
 def sample_episode(text: str = "bet", legal: bool = True, logprob: float = -0.5, winner: str = "player_0") -> Episode:
