@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 import zmq
+from tests.policy_samples import adapter_config, chat
 
 from selfplay.agent import Message, Sampling
 from selfplay.policy import PolicyServerConfig
@@ -37,7 +38,6 @@ from selfplay.wire.messages import (
     ToPolicy,
 )
 from selfplay.wire.sockets import Caller, connect_dealer, unique_identity
-from tests.policy_samples import adapter_config, chat
 
 T = TypeVar("T")
 START_S, ANSWER_S = 240.0, 90.0

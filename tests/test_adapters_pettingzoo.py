@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     import numpy as np
     from gymnasium.spaces import Discrete
     from pettingzoo import AECEnv
+
     from selfplay_envs.adapters.pettingzoo import ADAPTER, PettingZooGame
 
 CLASSIC = [

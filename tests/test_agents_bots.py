@@ -11,16 +11,16 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from selfplay_agents.equilibrium import EquilibriumPlayer
-from selfplay_agents.human import HumanPlayer
-from selfplay_agents.minimax import MinimaxPlayer
-from selfplay_agents.random_player import RandomPlayer
 
 from selfplay.agent import Answer, Decision, Player, PlayerContext, Sampling
 from selfplay.errors import ConfigError, UserError
 from selfplay.play import play, sit_down
 from selfplay.registry import make_environment
 from selfplay.types import Episode, Match, SeatAssignment
+from selfplay_agents.equilibrium import EquilibriumPlayer
+from selfplay_agents.human import HumanPlayer
+from selfplay_agents.minimax import MinimaxPlayer
+from selfplay_agents.random_player import RandomPlayer
 
 
 def context(env_id: str = "tictactoe-v0", seed: int = 0, **options: Any) -> PlayerContext:

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from selfplay_agents.llm import LLMPlayer
-from toy_games import Scripted, Turns, match_of
 
 from selfplay.agent import Answer, Decision, Message, PlayerContext, Sampling
 from selfplay.environment import JuryQuestion
 from selfplay.errors import ConfigError, UserError
 from selfplay.play import PolicyJury, play
 from selfplay.types import SeatAssignment, Span
+from selfplay_agents.llm import LLMPlayer
+from toy_games import Scripted, Turns, match_of
 
 
 class FakePolicy:

@@ -6,11 +6,11 @@ import random
 from typing import Any
 
 import pytest
-from episode_samples import encode, episode
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from episode_samples import encode, episode
 from selfplay.buffer import EpisodeBuffer, Ledger, max_started, may_train, startable
 
 

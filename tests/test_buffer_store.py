@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from episode_samples import encode, episode, seat, turn
 
+from episode_samples import encode, episode, seat, turn
 from selfplay.buffer import BufferFull, EpisodeBuffer, EpisodeTooBig
 
 NOW = {"pro": 0, "con": 0}

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from episode_samples import encode, episode
 
+from episode_samples import encode, episode
 from selfplay.buffer import EpisodeBuffer
 from selfplay.controller.collector import Collector
 from selfplay.controller.memory import Memory

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from episode_samples import encode, episode
 
+from episode_samples import encode, episode
 from selfplay.buffer import EpisodeBuffer
 from selfplay.config.schema import ScorerConfig
 from selfplay.controller.memory import Memory

@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.policy_samples import adapter_config, random_adapter
 
 from selfplay.process import RuntimeDir
 from selfplay.store.adapters import AdapterStore
 from selfplay.sync import save_adapter
 from selfplay.types import PolicyVersion
-from tests.policy_samples import adapter_config, random_adapter
 
 pytestmark = pytest.mark.engine
 

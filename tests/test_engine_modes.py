@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
+from tests.policy_samples import Reference, adapter_config, random_adapter, taught_adapter
+from tests.policy_samples import chat as messages
+from tests.policy_served import RefusedError, Served, served
 
 from selfplay.models import tiny
 from selfplay.store.adapters import AdapterStore
 from selfplay.sync import save_adapter
 from selfplay.types import PolicyVersion
 from selfplay.wire.messages import Hold, MakeCurrent, Release
-from tests.policy_samples import Reference, adapter_config, random_adapter, taught_adapter
-from tests.policy_samples import chat as messages
-from tests.policy_served import RefusedError, Served, served
 
 pytestmark = pytest.mark.engine
 

@@ -16,6 +16,8 @@ import msgspec
 import psutil
 import pytest
 from safetensors.numpy import load_file, save_file
+from tests.policy_samples import Reference, adapter_config, random_adapter
+from tests.policy_served import RefusedError, Served, follow, served
 
 from selfplay.agent import Message, Sampling
 from selfplay.environment import JuryQuestion
@@ -24,8 +26,6 @@ from selfplay.store.adapters import AdapterStore
 from selfplay.sync import pack, save_adapter
 from selfplay.types import PolicyVersion
 from selfplay.wire.messages import BeginInstall, Cancel, Choose, CommitInstall, EndEpisode, Generate
-from tests.policy_samples import Reference, adapter_config, random_adapter
-from tests.policy_served import RefusedError, Served, follow, served
 
 pytestmark = pytest.mark.engine
 

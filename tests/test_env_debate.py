@@ -10,13 +10,13 @@ from collections.abc import Mapping
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from selfplay_envs.debate import Debate, motions, repetition
-from toy_games import Scripted, play_toy
 
 from selfplay.environment import JuryQuestion
 from selfplay.errors import ConfigError
 from selfplay.play import FixedJury
 from selfplay.registry import make_environment
+from selfplay_envs.debate import Debate, motions, repetition
+from toy_games import Scripted, play_toy
 
 LONG = " ".join(f"word{i}" for i in range(80))
 

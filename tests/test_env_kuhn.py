@@ -6,14 +6,14 @@ import itertools
 import random
 
 import pytest
-from game_tree import Deals, always, best_response_value, nash_conv, uniform, values
 from hypothesis import given
 from hypothesis import strategies as st
+
+from game_tree import Deals, always, best_response_value, nash_conv, uniform, values
+from selfplay.registry import make_environment
 from selfplay_agents.equilibrium import bet_probability
 from selfplay_envs.kuhn_poker import RANKS, KuhnPoker
 from toy_games import Scripted, play_toy
-
-from selfplay.registry import make_environment
 
 
 def deals(players: int = 2) -> Deals:

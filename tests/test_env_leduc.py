@@ -8,6 +8,7 @@ from collections import Counter
 
 import pyspiel
 import pytest
+
 from game_tree import Deals, after, nash_conv, uniform, values
 from selfplay_agents.equilibrium import leduc_probabilities
 from selfplay_envs.leduc_poker import RANKS, LeducPoker

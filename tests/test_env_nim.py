@@ -9,14 +9,14 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from selfplay_agents.minimax import _nim_lost
-from selfplay_envs.nim import Nim
 
 from selfplay.agent import Sampling
 from selfplay.errors import ConfigError
 from selfplay.play import play, sit_down
 from selfplay.registry import make_environment
 from selfplay.types import Episode, Match, Scalar, SeatAssignment
+from selfplay_agents.minimax import _nim_lost
+from selfplay_envs.nim import Nim
 
 
 @functools.cache

@@ -8,17 +8,17 @@ from collections import Counter
 
 import pyspiel
 import pytest
-from selfplay_envs.connect_four import ConnectFour
-from selfplay_envs.liars_dice import LiarsDice
-from selfplay_envs.negotiation import ITEMS, Negotiation
-from selfplay_envs.taboo import Taboo, cards
-from selfplay_envs.werewolf import Werewolf
 
 from selfplay.agent import Sampling
 from selfplay.errors import ConfigError, IllegalMove
 from selfplay.play import play, sit_down
 from selfplay.registry import make_environment
 from selfplay.types import Episode, Match, Scalar, SeatAssignment
+from selfplay_envs.connect_four import ConnectFour
+from selfplay_envs.liars_dice import LiarsDice
+from selfplay_envs.negotiation import ITEMS, Negotiation
+from selfplay_envs.taboo import Taboo, cards
+from selfplay_envs.werewolf import Werewolf
 
 
 def game_between(env_id: str, kinds_of: tuple[str, ...], seed: int, **params: Scalar) -> Episode:

@@ -6,15 +6,15 @@ import asyncio
 import random
 
 import pytest
-from selfplay_agents.scripted import STRATEGIES
-from selfplay_envs.prisoners_dilemma import PrisonersDilemma
-from toy_games import Scripted, play_toy
 
 from selfplay.agent import Sampling
 from selfplay.errors import ConfigError
 from selfplay.play import play, sit_down
 from selfplay.registry import make_environment
 from selfplay.types import Episode, Match, Scalar, SeatAssignment
+from selfplay_agents.scripted import STRATEGIES
+from selfplay_envs.prisoners_dilemma import PrisonersDilemma
+from toy_games import Scripted, play_toy
 
 
 def game_between(first: str, second: str, seed: int = 0, **params: Scalar) -> Episode:

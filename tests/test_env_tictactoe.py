@@ -8,13 +8,13 @@ import random
 from fractions import Fraction
 
 import pytest
-from game_tree import after
-from selfplay_envs.tictactoe import TicTacToe
 
+from game_tree import after
 from selfplay.agent import Sampling
 from selfplay.play import play, sit_down
 from selfplay.registry import make_environment
 from selfplay.types import Episode, Match, SeatAssignment
+from selfplay_envs.tictactoe import TicTacToe
 
 
 def test_random_against_random_exactly() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 import pytest
 from pyspiel import Game, State, TabularPolicy, load_game  # type: ignore[attr-defined]
 from pyspiel import nash_conv as open_spiel_nash_conv  # type: ignore[attr-defined]
-from selfplay_agents.equilibrium import bet_probability
 
 from selfplay.environment import Environment, Outcome
 from selfplay.errors import UserError
@@ -18,6 +17,7 @@ from selfplay.evaluation.cfr import cfr_plus
 from selfplay.evaluation.chance import ListedRandom, all_ways
 from selfplay.evaluation.sampled import sampled_exploitability
 from selfplay.evaluation.solve import best_response_value, reach_probabilities, values
+from selfplay_agents.equilibrium import bet_probability
 
 
 def always(tree: GameTree, move: str) -> list[list[float]]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from episode_samples import episode, seat, turn
 
+from episode_samples import episode, seat, turn
 from selfplay.errors import StoreError
 from selfplay.league import LeagueRecords, game_record
 from selfplay.league.records import SCHEMA

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from episode_samples import encode, episode
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from episode_samples import encode, episode
 from selfplay.buffer import EpisodeBuffer, Ledger, may_train, startable
 from selfplay.policy.versions import Installed, VersionRegistry
 from selfplay.pool.leases import Leases

@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from selfplay_agents.api import APIPlayer
 
 from selfplay.agent import Decision, Message, PlayerContext, Sampling
 from selfplay.environment import JuryQuestion
@@ -20,6 +19,7 @@ from selfplay.errors import ConfigError, EngineError
 from selfplay.play import ApiJury
 from selfplay.play.chat_api import KEY_VARIABLE, ChatApi
 from selfplay.types import SeatAssignment
+from selfplay_agents.api import APIPlayer
 
 KEY = "sk-canary-0123456789"
 QUESTION = JuryQuestion(system="s", prompt="p", lead="It is ", labels=("A", "B"))

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_agents_llm import FakePolicy
-from toy_games import write_distribution
 
 from selfplay.agent import PolicyClient
 from selfplay.cli.main import main
 from selfplay.cli.play_cmd import parse_player
 from selfplay.registry import ENVIRONMENTS
 from selfplay.types import PolicyVersion
+from test_agents_llm import FakePolicy
+from toy_games import write_distribution
 
 NIM = str(Path(__file__).parents[1] / "examples" / "nim.py")
 Result = tuple[int, str, str]

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_games import Scripted, Turns, match_of, play_toy, seated
 
 from selfplay.environment import Environment, Outcome
 from selfplay.errors import EnvironmentFault, IllegalMove
 from selfplay.play import play
 from selfplay.types import episode_faults
 from selfplay.wire.codec import encode
+from toy_games import Scripted, Turns, match_of, play_toy, seated
 
 RNG = random.Random(0)
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_games import Scripted, Turns, play_toy
 
 from selfplay.environment import JuryQuestion, Outcome
 from selfplay.errors import EngineError, EnvironmentFault, UserError
@@ -18,6 +17,7 @@ from selfplay.play import FixedJury
 from selfplay.play.chat_api import TopLogprob
 from selfplay.play.jury import label_masses
 from selfplay.types import Limits
+from toy_games import Scripted, Turns, play_toy
 
 QUESTION = JuryQuestion(system="s", prompt="who?", lead="It is ", labels=("A", "B"))
 

@@ -7,7 +7,6 @@ import random
 from collections.abc import Mapping, Sequence
 
 import pytest
-from toy_games import Scripted, Simultaneous, Turns, match_of, play_toy, seated
 
 from selfplay.agent import Answer, Decision
 from selfplay.environment import Forfeit, Outcome
@@ -15,6 +14,7 @@ from selfplay.errors import EngineError, IllegalMove, UserError
 from selfplay.play import play
 from selfplay.play.loop import MAX_NOTE
 from selfplay.types import Limits, Span, Turn, episode_faults
+from toy_games import Scripted, Simultaneous, Turns, match_of, play_toy, seated
 
 RNG = random.Random(0)
 

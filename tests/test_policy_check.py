@@ -6,12 +6,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.policy_samples import adapter_config
 
 from selfplay.errors import EngineError, SyncError
 from selfplay.models import tiny
 from selfplay.policy.adapter_check import AdapterRules, check_adapter, rules_of
 from selfplay.wire.messages import BucketHeader
-from tests.policy_samples import adapter_config
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 

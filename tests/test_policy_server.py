@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.policy_served import RefusedError, Served, kill, served, wait_until_gone
 
 from selfplay.environment import JuryQuestion
 from selfplay.models import tiny
@@ -20,7 +21,6 @@ from selfplay.policy.engine import resolve_engine
 from selfplay.process import RuntimeDir
 from selfplay.wire.messages import Cancel, Choose, Stats
 from selfplay.wire.sockets import connect_dealer, unique_identity
-from tests.policy_served import RefusedError, Served, kill, served, wait_until_gone
 
 GONE_S = 20.0
 

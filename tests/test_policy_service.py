@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.policy_samples import adapter_config
 
 from selfplay.agent import Message, Sampling
 from selfplay.environment import JuryQuestion
@@ -31,7 +32,6 @@ from selfplay.wire.messages import (
     Retire,
     Stats,
 )
-from tests.policy_samples import adapter_config
 
 HEADER = BucketHeader(
     transport="shm", address="x", offset=0, num_bytes=4, crc32=0, dtype="float32", layout=(("x", (1,), 0),),

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from pool_site import make_match
 
+from pool_site import make_match
 from selfplay.pool.board import Board, episode, watch_tasks
 from selfplay.pool.config import scrubbed_environment
 from selfplay.pool.leases import Leases

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+
 from fake_policy import FakePolicy, serving
 from pool_site import install, make_config, make_match, play_all, running_pool
-
 from selfplay.errors import WorkerError
 from selfplay.pool import EpisodeResult, FailedResult, PoolSupervisor
 from selfplay.process import RuntimeDir

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from fake_policy import FakePolicy, serving
 from pool_site import install, make_config, make_match, play_all, running_pool
-
 from selfplay.pool import EpisodeResult, FailedResult
 from selfplay.process import RuntimeDir
 from selfplay.types import Episode

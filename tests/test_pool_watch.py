@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import zmq
-from pool_site import make_config, make_match
 
+from pool_site import make_config, make_match
 from selfplay.errors import WorkerError
 from selfplay.pool import FailedResult, PoolSupervisor
 from selfplay.pool.config import WorkerConfig

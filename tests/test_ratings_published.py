@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from tests.rating_data import BASEBALL, NASCAR, PUDDINGS
 
 from selfplay.errors import ConfigError
 from selfplay.ratings import RatedGame, rate
@@ -24,7 +25,6 @@ from selfplay.ratings.match import (
     trinomial,
 )
 from selfplay.ratings.meta import alpha_rank, cyclic_share, nash_average
-from tests.rating_data import BASEBALL, NASCAR, PUDDINGS
 
 
 def series(a: str, b: str, wins: int, losses: int, draws: int = 0) -> list[RatedGame]:

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from toy_games import write_distribution
 
 from selfplay.errors import UnknownNameError, UserError
 from selfplay.registry import (
@@ -20,6 +19,7 @@ from selfplay.registry import (
     load_environment,
     resolve_environment_id,
 )
+from toy_games import write_distribution
 
 BROKEN = {
     "import-v0": ("bad_import", "import no_such_package_of_mine\n", "ModuleNotFoundError"),

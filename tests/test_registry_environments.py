@@ -11,7 +11,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_games import write_distribution
 
 from selfplay.errors import ConfigError, EnvironmentFault, UserError
 from selfplay.registry import (
@@ -26,6 +25,7 @@ from selfplay.registry import (
     make_environment,
     resolve_environment_id,
 )
+from toy_games import write_distribution
 
 NIM = Path(__file__).parents[1] / "examples" / "nim.py"
 

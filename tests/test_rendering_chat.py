@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.policy_samples import CHATML, LLAMA3, QWEN3, chat, write_tokenizer
 
 from selfplay.agent import Message
 from selfplay.environment import JuryQuestion
 from selfplay.policy.chat import HfChat
 from selfplay.policy.fake import FakeChat
 from selfplay.policy.rendering import ChatError, Renderer, fit_budget
-from tests.policy_samples import CHATML, LLAMA3, QWEN3, chat, write_tokenizer
 
 CHATML_SPECIALS = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 LLAMA3_SPECIALS = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>")

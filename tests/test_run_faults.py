@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from runs import TINY, Run, runtime_folders, still_alive
 
+from runs import TINY, Run, runtime_folders, still_alive
 from selfplay.store.checkpoints import load_checkpoint
 from selfplay.store.episode_log import EpisodeLog
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from episode_samples import episode, seat, turn
 
+from episode_samples import episode, seat, turn
 from selfplay.config.schema import AlgorithmConfig
 from selfplay.errors import ConfigError
 from selfplay.scoring import Algorithm, load_algorithm, turn_credit

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from episode_samples import episode, seat
 
+from episode_samples import episode, seat
 from selfplay.config.schema import AlgorithmConfig
 from selfplay.errors import UnknownNameError, UserError
 from selfplay.registry import ALGORITHMS, Entry

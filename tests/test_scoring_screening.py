@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from episode_samples import encode, episode, seat, turn
 
+from episode_samples import encode, episode, seat, turn
 from selfplay.scoring import why_unusable
 from selfplay.types import Episode
 

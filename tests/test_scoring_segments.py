@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from episode_samples import episode, seat, turn
 from hypothesis import given
 from hypothesis import strategies as st
 
+from episode_samples import episode, seat, turn
 from selfplay.scoring import action_counts, agents_with_signal, episode_segments
 from selfplay.scoring.segments import SegmentAges, learning_now, segment_ages
 from selfplay.types import Episode, Segment, Span, Turn

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from episode_samples import episode
 from hypothesis import given
 from hypothesis import strategies as st
 
+from episode_samples import episode
 from selfplay.buffer import Ledger
 from selfplay.errors import StoreError
 from selfplay.store import checkpoints as module

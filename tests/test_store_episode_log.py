@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from episode_samples import encode, episode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from episode_samples import encode, episode
 from selfplay.errors import StoreError
 from selfplay.store import episode_log
 from selfplay.store.episode_log import EpisodeLog

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from episode_samples import encode, episode, turn
 
+from episode_samples import encode, episode, turn
 from selfplay.cli.main import main
 from selfplay.config.schema import Config
 from selfplay.store.checkpoints import Checkpoints

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from sync_site import bucket_of
 
 from selfplay.errors import ConfigError, SyncError
 from selfplay.sync import make_receiver, make_sender, verify
+from sync_site import bucket_of
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from sync_site import CONFIG, OtherProcess, adapter, bounded, bucket_of, encoded, joined
 
 from selfplay.errors import SyncError
 from selfplay.store.adapters import AdapterStore
 from selfplay.sync import make_receiver, make_sender, save_adapter, unpack, verify
 from selfplay.types import PolicyVersion
+from sync_site import CONFIG, OtherProcess, adapter, bounded, bucket_of, encoded, joined
 
 pytestmark = pytest.mark.engine
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from selfplay_agents.llm import LLMPlayer
+from tests.policy_samples import CHATML, LLAMA3, QWEN3, write_tokenizer
+from tests.test_rendering_chat import CHATML_SPECIALS, LLAMA3_SPECIALS
+from tests.toy_games import Turns
 
 from selfplay.agent import Answer, PlayerContext, Sampling
 from selfplay.play import play
@@ -25,9 +27,7 @@ from selfplay.policy.settings import PolicyServerConfig
 from selfplay.scoring import episode_segments
 from selfplay.types import Episode, Match, SeatAssignment, Segment
 from selfplay.wire.messages import Generate
-from tests.policy_samples import CHATML, LLAMA3, QWEN3, write_tokenizer
-from tests.test_rendering_chat import CHATML_SPECIALS, LLAMA3_SPECIALS
-from tests.toy_games import Turns
+from selfplay_agents.llm import LLMPlayer
 
 NUM_TURNS = 6
 TEMPLATES = {

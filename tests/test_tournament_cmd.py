@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.test_tournament_log import line
 
 from selfplay.cli.eval_cmd import seat_entrants
 from selfplay.cli.main import main
@@ -18,7 +19,6 @@ from selfplay.launch.entrants import read_field
 from selfplay.ratings import RatedGame
 from selfplay.tournament.gamelog import read_lines
 from selfplay.types import Episode, Match, SeatAssignment, Turn
-from tests.test_tournament_log import line
 
 KUHN = ("--env", "kuhn-poker-v0")
 

@@ -20,13 +20,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.test_tournament_log import BOTS, kuhn, play
 
 from selfplay.config import Config
 from selfplay.launch.tournament import new_folder, play_tournament
 from selfplay.tournament.gamelog import LOG_NAME, GameLine, read_lines
 from selfplay.tournament.results import conclude, read_tournament
 from selfplay.tournament.spec import Entrant, TournamentSpec
-from tests.test_tournament_log import BOTS, kuhn, play
 
 KILLS = 20
 CHILD = """

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from msgspec.structs import replace
 from torch import nn
-from training_site import config, rank_config
 
 from selfplay.config.schema import LoraConfig
 from selfplay.errors import ConfigError, TrainerError
@@ -22,6 +21,7 @@ from selfplay.training.segment_lora import SegmentLora
 from selfplay.training.service import start_trainer
 from selfplay.training.sharding import Setting, shards_base
 from selfplay.types import Segment
+from training_site import config, rank_config
 
 LAYOUT = LoraLayout(
     rank=2,

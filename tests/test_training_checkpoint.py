@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec.structs import replace
-from training_site import config, rank_config, segments, train_steps
 
 from selfplay.errors import StoreError, TrainerError
 from selfplay.training import checkpoint
 from selfplay.training.service import start_trainer
 from selfplay.training.trainer import Trainer
 from selfplay.wire.messages import TrainStep
+from training_site import config, rank_config, segments, train_steps
 
 State = dict[str, torch.Tensor]
 

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_training_gradients import trainer_of
-from training_site import config, rank_config, segments, train_steps
 
 from selfplay.errors import TrainerError
 from selfplay.store.adapters import AdapterStore
@@ -17,6 +15,8 @@ from selfplay.training.service import start_trainer
 from selfplay.training.trainer import Trainer
 from selfplay.types import PolicyVersion
 from selfplay.wire.messages import Export, Exported, JoinWeights, Send
+from test_training_gradients import trainer_of
+from training_site import config, rank_config, segments, train_steps
 
 IDS = [72, 101, 108, 108, 111, 32, 119, 111, 114, 108, 100]
 

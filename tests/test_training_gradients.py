@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
-from training_site import config, peft_gradients, rank_config, segment, segments, train_steps, worst_relative
 
 from selfplay.config import Config, agent_lora
 from selfplay.errors import TrainerError
@@ -17,6 +16,7 @@ from selfplay.training.rows import pack_row, teacher_forced
 from selfplay.training.service import start_trainer
 from selfplay.training.trainer import Trainer
 from selfplay.types import Segment
+from training_site import config, peft_gradients, rank_config, segment, segments, train_steps, worst_relative
 
 TOLERANCE = 1e-5
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_site import AGENTS, Ranks, config, rank_config, segments, train_steps, wait_for_exit
 
 from selfplay.store.adapters import AdapterStore
 from selfplay.training import checkpoint
@@ -30,6 +29,7 @@ from selfplay.wire.messages import (
     TrainerProbe,
     TrainerProbed,
 )
+from training_site import AGENTS, Ranks, config, rank_config, segments, train_steps, wait_for_exit
 
 pytestmark = pytest.mark.engine
 

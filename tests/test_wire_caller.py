@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import zmq
-from wire_server import caller, echo, from_policy, server, stats, to_policy
 
 from selfplay.errors import EngineError
 from selfplay.wire.aio import AsyncSocket
 from selfplay.wire.messages import Cancel, Done, Probe, ProbeResult, Stats
 from selfplay.wire.sockets import HIGH_WATER_MARK, Caller, connect_dealer, route, unique_identity
+from wire_server import caller, echo, from_policy, server, stats, to_policy
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-from wire_server import caller, echo, server, stats, to_policy
 
 from selfplay.errors import ConfigError
 from selfplay.wire.codec import MAX_FRAME_BYTES
@@ -25,6 +24,7 @@ from selfplay.wire.sockets import (
     route,
     unique_identity,
 )
+from wire_server import caller, echo, server, stats, to_policy
 
 
 @pytest.fixture
