@@ -19,6 +19,7 @@ os.environ.setdefault("NO_COLOR", "1")
 import hypothesis
 import psutil
 import pytest
+from tests.runs import end_all
 
 from selfplay.models import resolve_model
 
@@ -51,6 +52,12 @@ def nothing_left_behind() -> Iterator[None]:
         shutil.rmtree(place, ignore_errors=True)
     if left:
         pytest.fail("the tests left behind:\n" + "\n".join(left))
+
+
+@pytest.fixture(autouse=True)
+def no_run_outlives_its_test() -> Iterator[None]:
+    yield
+    end_all()
 
 
 def _wait_until_clean(place: Path) -> list[str]:

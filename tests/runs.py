@@ -22,6 +22,9 @@ MODULES = {
 }
 
 
+_under_way: list[Run] = []
+
+
 class Run:
     """One ``selfplay`` command under way in a folder of its own."""
 
@@ -33,14 +36,19 @@ class Run:
                 [sys.executable, "-m", "selfplay.cli.main", *args],
                 cwd=folder, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=os.environ | {"COLUMNS": "160"},
             )  # fmt: skip
+        _under_way.append(self)
 
     def wait(self, timeout_s: float = 150.0) -> int:
         """Its exit code; whatever happens it is gone afterwards."""
         try:
             return self.process.wait(timeout_s)
         finally:
-            self.process.kill()
-            self.process.wait()
+            self.end()
+
+    def end(self) -> None:
+        """Kill it, if it still runs; its children notice and go by themselves."""
+        self.process.kill()
+        self.process.wait()
 
     def error_text(self) -> str:
         return self.err.read_text("utf-8", "replace")
@@ -79,6 +87,12 @@ class Run:
 
     def kill(self, kind: str) -> None:
         os.kill(self.child(kind).pid, signal.SIGKILL)
+
+
+def end_all() -> None:
+    """End the runs that a failed test has left under way, so that the failure stays its own."""
+    while _under_way:
+        _under_way.pop().end()
 
 
 def still_alive(processes: list[psutil.Process], timeout_s: float = 15.0) -> list[psutil.Process]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.runs import TINY, Run, runtime_folders, still_alive
 
-from runs import TINY, Run, runtime_folders, still_alive
 from selfplay.config import Config
 from selfplay.config.schema import LaunchConfig, TrainConfig
 from selfplay.errors import RunError

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.runs import TINY, Run
 
-from runs import TINY, Run
 from selfplay.check import check_here
 from selfplay.cli.main import main
 

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from runs import TINY, Run, runtime_folders, still_alive
+from tests.runs import TINY, Run, runtime_folders, still_alive
 
 pytestmark = pytest.mark.engine
 

@@ -8,8 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.runs import TINY, Run
 
-from runs import TINY, Run
 from selfplay.league import LeagueRecords
 
 pytestmark = pytest.mark.engine

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.runs import Run
 
-from runs import Run
 from selfplay.store.episode_log import EpisodeLog
 from selfplay.types import Episode
 

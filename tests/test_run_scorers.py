@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runs import TINY, Run
 
-from runs import TINY, Run
 from selfplay.models import tiny
 
 pytestmark = pytest.mark.engine

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from runs import TINY, Run
+from tests.runs import TINY, Run
 
 pytestmark = pytest.mark.engine
 
