@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -116,7 +117,7 @@ class Reference:
         """Up to ``num`` most likely tokens, to the end of the turn, and their log-probabilities; without any cache."""
         context, chosen, logprobs = list(ids), [], []
         for _ in range(num):
-            row = self._logprobs(context, adapter)[-1]
+            row = self.logprobs(context, adapter)[-1]
             chosen.append(int(row.argmax()))
             logprobs.append(float(row.max()))
             context.append(chosen[-1])
@@ -126,10 +127,11 @@ class Reference:
 
     def forced(self, ids: Sequence[int], adapter: str | None, temperature: float = 1.0) -> list[float]:
         """Log-probabilities [T−1] of ``ids[1:]``."""
-        rows = self._logprobs(ids, adapter, temperature)
+        rows = self.logprobs(ids, adapter, temperature)
         return [float(rows[i, token]) for i, token in enumerate(ids[1:])]
 
-    def _logprobs(self, ids: Sequence[int], adapter: str | None, temperature: float = 1.0) -> Any:
+    def logprobs(self, ids: Sequence[int], adapter: str | None, temperature: float = 1.0) -> Any:
+        """Log-probabilities [T, V] of whatever may follow each token."""
         import contextlib
 
         import torch
@@ -139,6 +141,19 @@ class Reference:
         with torch.inference_mode(), self._model.disable_adapter() if adapter is None else contextlib.nullcontext():
             logits = self._model(torch.tensor([list(ids)])).logits[0].float()
         return torch.log_softmax(logits / temperature, dim=-1)
+
+
+def left_by(logprobs: Any, top_k: int, top_p: float) -> tuple[int, ...]:
+    """What top-k, then top-p leave of ``logprobs`` [V], by their definitions: tokens as likely as the k-th are left too."""
+    ranked = sorted(((float(x), token) for token, x in enumerate(logprobs)), reverse=True)
+    if top_k:
+        ranked = [r for r in ranked if r[0] >= ranked[top_k - 1][0]]
+    total, so_far, left = sum(math.exp(x) for x, _ in ranked), 0.0, []
+    for x, token in ranked:
+        if so_far < top_p:
+            left.append(token)
+        so_far += math.exp(x) / total
+    return tuple(sorted(left))
 
 
 def taught_adapter(folder: str, prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> dict[str, Any]:

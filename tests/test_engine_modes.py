@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.policy_samples import Reference, adapter_config, random_adapter, taught_adapter
+from tests.policy_samples import Reference, adapter_config, left_by, random_adapter, taught_adapter
 from tests.policy_samples import chat as messages
 from tests.policy_served import RefusedError, Served, served
 
+from selfplay.agent import Sampling
 from selfplay.models import tiny
 from selfplay.store.adapters import AdapterStore
 from selfplay.sync import save_adapter
-from selfplay.types import PolicyVersion
+from selfplay.types import PolicyVersion, Segment
 from selfplay.wire.messages import Hold, MakeCurrent, Release
 
 pytestmark = pytest.mark.engine
@@ -25,6 +27,8 @@ pytestmark = pytest.mark.engine
 LONG = 400
 CLOSE = 1e-3
 STORY = "a long story, please"
+TWINS = list(range(200, 248, 2))
+"""Tokens that are always as likely as the one after them, and hardly ever the most likely."""
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +36,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("model")
     tiny.write(folder)
     weights = load_file(folder / "model.safetensors")
-    weights["lm_head.weight"][tiny.IM_END] = 0  # never the most likely token: greedy answers are as long as they may be
+    head = weights["lm_head.weight"]
+    head[tiny.IM_END] = 0  # never the most likely token: greedy answers are as long as they may be
+    head[TWINS] *= 0.6
+    head[[t + 1 for t in TWINS]] = head[TWINS]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return str(folder)
 
@@ -249,3 +256,86 @@ def test_a_version_loaded_from_a_folder_needs_the_folder_no_more(
     for text in ("hello", "again"):
         answer = server.run(server.ask("gone", text))
         assert answer.sampled_ids == tuple(reference.greedy(answer.prompt_ids, "alpha", 12)[0])
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(5, 1.0), (9, 0.8)])
+def test_what_top_k_and_top_p_left_is_recorded_and_the_trainer_repeats_it(
+    server: Served, model: str, adapters: dict[str, dict[str, Any]], reference: Reference, tmp_path: Path,
+    top_k: int, top_p: float,
+) -> None:  # fmt: skip
+    """In one batch with plain answers and another version; also where a new version takes over in mid-answer."""
+    cut = {"temperature": 0.8, "top_k": top_k, "top_p": top_p}
+
+    async def play() -> list[Any]:
+        await server.renew("alpha", adapters["alpha"])
+        asked = [
+            server.ask(who, f"say {i}", sampling=Sampling(max_tokens=24, seed=i, **(cut if i % 3 else {})))
+            for i in range(9)
+            for who in ("alpha", "base")
+        ]
+        flying = asyncio.create_task(server.ask("alpha", STORY, sampling=Sampling(max_tokens=LONG, seed=1, **cut)))
+        answers = await asyncio.gather(*asked)
+        await turn_over(server, "alpha", adapters["beta"], "resume")
+        return [*answers, await flying]
+
+    *answers, resumed = server.run(play())
+    for i, answer in enumerate(answers):
+        if i // 2 % 3 == 0:
+            assert not answer.kept
+        else:
+            check_kept(answer, [(None if i % 2 else "alpha", 0, 24)], reference, cut)
+    if len(resumed.spans) == 2:  # it may have ended before
+        parts = [(name, s.start, s.end) for name, s in zip(("alpha", "beta"), resumed.spans, strict=True)]
+        check_kept(resumed, parts, reference, cut)
+    check_replayed([a for a in answers[1::2] if a.kept], model, tmp_path, 1 / cut["temperature"])
+
+
+def check_kept(
+    answer: Any, parts: list[tuple[str | None, int, int]], reference: Reference, cut: dict[str, Any]
+) -> None:
+    """Sets and log-probabilities are those of the distribution that was sampled from."""
+    ids, before = answer.prompt_ids + answer.sampled_ids, len(answer.prompt_ids)
+    for adapter, start, end in parts:
+        rows = reference.logprobs(ids, adapter, cut["temperature"])[before - 1 :]
+        for at in range(start, min(end, len(answer.sampled_ids))):
+            left = list(answer.kept[at])
+            assert tuple(left) == left_by(rows[at], cut["top_k"], cut["top_p"])
+            expected = rows[at][answer.sampled_ids[at]] - rows[at][left].logsumexp(0)
+            assert abs(float(expected) - answer.logprobs[at]) < CLOSE
+
+
+def check_replayed(answers: list[Any], model: str, place: Path, inv_temperature: float) -> None:
+    """The trainer has the engine's log-probability of every token, and without the record it has another."""
+    import torch
+
+    from selfplay.training.rows import pack_row
+    from selfplay.training.service import start_trainer
+    from training_site import config, rank_config
+
+    trainer, _ = start_trainer(rank_config(Path(model), place, config()))
+    segments = []
+    for answer in answers:
+        num, zeros = len(answer.sampled_ids), (0,) * len(answer.prompt_ids)
+        segments.append(
+            Segment(
+                episode_id="0.0", agent="pro", seat="pro", ids=answer.prompt_ids + answer.sampled_ids,
+                mask=(*zeros, *(1,) * num), logprobs=(*zeros, *answer.logprobs), advantages=(*zeros, *(0.0,) * num),
+                versions=(0, 0), kept=answer.kept,
+            )
+        )  # fmt: skip
+    row = pack_row(segments, torch.device("cpu"))
+    found = trainer.policy(row, inv_temperature).head.logprobs[row.picks]
+    torch.testing.assert_close(found.detach(), row.rollout_logprobs, atol=CLOSE, rtol=0)
+    plain = pack_row([msgspec.structs.replace(s, kept=()) for s in segments], torch.device("cpu"))
+    found = trainer.policy(plain, inv_temperature).head.logprobs[plain.picks]
+    assert float((found.detach() - plain.rollout_logprobs).max()) < -0.05
+
+
+def test_as_many_equally_likely_tokens_as_there_are_are_left(server: Served, reference: Reference) -> None:
+    """Where the k-th likeliest token has a twin, k + 1 tokens are sampled from, and k + 1 are recorded."""
+    first = server.run(server.ask("base", num=1))
+    row = reference.logprobs(first.prompt_ids, None)[-1]
+    ranked = row.argsort(descending=True)[:64].tolist()
+    k = next(k for k in range(1, 64) if row[ranked[k - 1]] == row[ranked[k]])
+    answer = server.run(server.ask("base", sampling=Sampling(top_k=k, max_tokens=1, seed=1)))
+    assert sorted(ranked[: k + 1]) == list(answer.kept[0])

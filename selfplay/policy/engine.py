@@ -24,12 +24,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from selfplay.agent import Sampling
-from selfplay.errors import EngineError
+from selfplay.errors import EngineError, SelfplayError
 from selfplay.models.machine import auto_dtype
 from selfplay.wire.messages import BucketHeader, JoinWeights
 
 if TYPE_CHECKING:
     from selfplay.policy.settings import EngineName, PolicyServerConfig
+
+
+class UnfitAnswer(SelfplayError):
+    """One answer whose record would be false: it is refused, and the engine goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +66,8 @@ class EngineInfo:
 class Engine(Protocol):
     """One model with many adapters. Every method may be called while others are under way.
 
-    A cancelled call is withdrawn from the engine. Raises `EngineError` when the engine failed, `SyncError` from the
-    install methods when a version cannot be installed (what is installed goes on serving).
+    A cancelled call is withdrawn from the engine. Raises `EngineError` when the engine failed, `UnfitAnswer` from
+    `generate`, `SyncError` from the install methods when a version cannot be installed (what is installed goes on serving).
     """
 
     async def start(self) -> EngineInfo:

@@ -19,7 +19,7 @@ import msgspec
 from selfplay.agent import Answer, Sampling
 from selfplay.errors import SyncError
 from selfplay.policy.adapter_check import AdapterRules
-from selfplay.policy.engine import Engine, EngineInfo, Sampled
+from selfplay.policy.engine import Engine, EngineInfo, Sampled, UnfitAnswer
 from selfplay.policy.flights import AnswerParts, Flight, Flights
 from selfplay.policy.rendering import ChatError, ChatTokenizer, Renderer, fit_budget
 from selfplay.policy.settings import PolicyServerConfig
@@ -96,7 +96,7 @@ class PolicyService:
             return await self._dispatch(message)
         except VersionRefused as e:
             raise Refusal(e.kind, str(e)) from e
-        except (ChatError, SyncError) as e:
+        except (ChatError, SyncError, UnfitAnswer) as e:
             raise Refusal("bad_request", str(e)) from e
 
     async def _dispatch(self, message: ToPolicy) -> FromPolicy | None:

@@ -29,7 +29,14 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from selfplay.agent import Sampling
 from selfplay.errors import EngineError, SyncError
-from selfplay.policy.engine import EngineInfo, Sampled, continue_one_by_one, resolve_dtype, truncates
+from selfplay.policy.engine import (
+    EngineInfo,
+    Sampled,
+    UnfitAnswer,
+    continue_one_by_one,
+    resolve_dtype,
+    truncates,
+)
 from selfplay.policy.settings import PolicyServerConfig
 from selfplay.wire.messages import BucketHeader, JoinWeights
 
@@ -38,6 +45,10 @@ log = logging.getLogger(__name__)
 RANKS: tuple[Literal[1, 8, 16, 32, 64, 128, 256, 320, 512], ...] = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The LoRA ranks vLLM can be sized for."""
 MAX_LABELS = 64
+EQUALS = 32
+"""Tokens looked at beyond top-k: those as likely as the k-th are left to sample from too, and in bfloat16 they are common."""
+MISSING_MASS = 1e-3
+"""Probability of tokens that were left to sample from and not seen; more than rounding, and the record would be false."""
 CPU_BLOCK_SIZE = 32
 CLOSE_S = 0.5
 """How long the engine process may take to end by itself; it holds nothing that would be lost."""
@@ -101,7 +112,7 @@ class VllmEngine:
             float(position[token].logprob)
             for token, position in zip(output.token_ids, output.logprobs or (), strict=True)
         )
-        kept = tuple(_finite(position) for position in output.logprobs or ()) if truncates(sampling) else ()
+        kept = tuple(_kept(position, sampling) for position in output.logprobs or ()) if truncates(sampling) else ()
         finish = "abort" if output.finish_reason == "abort" else "stop" if output.finish_reason == "stop" else "length"
         return Sampled(ids=tuple(output.token_ids), logprobs=logprobs, finish=finish, kept=kept)  # type: ignore[arg-type]
 
@@ -258,7 +269,7 @@ def engine_args(config: PolicyServerConfig) -> AsyncEngineArgs:
     return AsyncEngineArgs(
         model=config.model, dtype=resolve_dtype(config), seed=config.seed, max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs, generation_config="vllm", skip_tokenizer_init=True, trust_remote_code=False,
-        enable_prefix_caching=True, logprobs_mode="processed_logprobs", max_logprobs=MAX_LABELS,
+        enable_prefix_caching=True, logprobs_mode="processed_logprobs", max_logprobs=MAX_LABELS + EQUALS,
         enable_lora=True, max_loras=config.max_live_adapters, max_cpu_loras=config.installed_limit, max_lora_rank=rank,
         lora_target_modules=list(config.targets), worker_extension_cls=_EXTENSION,
         disable_log_stats=True, enable_log_requests=False, **memory,
@@ -269,13 +280,20 @@ def sampling_params(sampling: Sampling, stop_ids: Sequence[int]) -> SamplingPara
     """Every parameter that changes what is sampled, explicitly."""
     return plain_params(
         temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, seed=sampling.seed,
-        max_tokens=sampling.max_tokens, stop_token_ids=list(stop_ids), logprobs=sampling.top_k if truncates(sampling) else 0,
+        max_tokens=sampling.max_tokens, stop_token_ids=list(stop_ids),
+        logprobs=min(sampling.top_k or MAX_LABELS, MAX_LABELS) + EQUALS if truncates(sampling) else 0,
     )  # fmt: skip
 
 
-def _finite(position: Mapping[int, Any]) -> tuple[int, ...]:
-    """The tokens that were left to sample from: the others have no probability."""
-    return tuple(sorted(token for token, found in position.items() if math.isfinite(found.logprob)))
+def _kept(position: Mapping[int, Any], sampling: Sampling) -> tuple[int, ...]:
+    """The tokens that were left to sample from: the others have no probability. Raises `UnfitAnswer` when some were not seen."""
+    logprobs = {token: found.logprob for token, found in position.items() if found.logprob != -math.inf}
+    if (missing := 1.0 - math.fsum(map(math.exp, logprobs.values()))) > MISSING_MASS:
+        raise UnfitAnswer(
+            f"top_k={sampling.top_k} and top_p={sampling.top_p} left more tokens to sample from than the {len(logprobs)} likeliest that "
+            f"are recorded ({missing:.3f} of the probability is missing): lower top_k (at most {MAX_LABELS}), or serve in float32"
+        )
+    return tuple(sorted(logprobs))
 
 
 def plain_params(**chosen: Any) -> SamplingParams:
