@@ -110,6 +110,16 @@ class Served:
         }  # fmt: skip
         return (await self.call(Generate, **fields)).answer
 
+    async def steps(self, num: int = 8) -> None:
+        """Wait until the engine has made so many steps: what was asked before has begun to answer by then."""
+        await asyncio.sleep(0)  # tasks that were just made send first
+        assert len((await self.ask("base", num=num)).sampled_ids) == num
+
+    async def heard(self) -> None:
+        """Wait until the server has begun with everything that was sent before."""
+        await asyncio.sleep(0)
+        await self.stats()
+
     async def stats(self) -> dict[str, float]:
         values: dict[str, float] = (await self.call(Stats)).values
         return values
@@ -151,6 +161,19 @@ class Served:
         if number:
             await self.retire(f"{agent}@{number - 1}")
         return number
+
+    async def stage(self, agent: str, tensors: dict[str, Any]) -> int:
+        """Install the next version of ``agent`` beside the current one, which stays current; its number."""
+        number = self.newest[agent] = self.newest[agent] + 1
+        await self.publish(f"{agent}@{number}", tensors, current=False)
+        return number
+
+    async def take_over(self, agent: str, number: int, flights: str = "finish") -> dict[str, float]:
+        """Make a staged version current; what became of the answers under way on the one before, which retires."""
+        done = await self.call(MakeCurrent, version=PolicyVersion(agent, number), flights=flights)
+        await self.retire(f"{agent}@{number - 1}")
+        values: dict[str, float] = done.values
+        return values
 
     async def retire(self, version: str) -> None:
         await self.call(Retire, version=PolicyVersion.parse(version))

@@ -61,7 +61,9 @@ class Site:
         for result in results:
             self.memory.ledger.start(result.match.episode_id)
             self.memory.began_with[PendingMatch(result.match.index, result.match.attempt)] = {"pro": 0, "con": 0}
-        scoring = ScoringStage(Panel({}), {}, memory=self.memory, waits=waits, say=self.said.event, max_failures=3)
+        scoring = ScoringStage(
+            Panel({}), {}, memory=self.memory, waits=waits, log=None, say=self.said.event, max_failures=3
+        )
         collector: dict[str, Any] = {
             "pool": self.pool, "log": self.log, "league": None, "memory": self.memory, "observer": self.said,
             "reward_range": (-1.0, 1.0), "batch": batch, "max_failures": 3, "waits": waits, "scoring": scoring,

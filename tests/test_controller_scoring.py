@@ -15,10 +15,11 @@ from selfplay.config.schema import ScorerConfig
 from selfplay.controller.memory import Memory
 from selfplay.controller.scoring_stage import ScoringStage
 from selfplay.controller.waits import Waits
-from selfplay.errors import WorkerError
+from selfplay.errors import StoreError, WorkerError
 from selfplay.scoring import Panel, ScorerContext, Scores
 from selfplay.store.adapters import AdapterStore
 from selfplay.store.episode_log import EpisodeLog
+from selfplay.store.score_log import ScoreLog
 from selfplay.store.state import RunState
 from selfplay.types import Episode
 
@@ -52,10 +53,14 @@ class Site:
         state = RunState(step=0, versions={"pro": 0, "con": 0})
         self.memory = Memory(state=state, buffer=self.buffer, log=log, store=AdapterStore(place), scored=True)
         self.stage = ScoringStage(
-            Panel(scorers), dict.fromkeys(scorers), memory=self.memory, waits=self.waits, say=self.said.append,  # type: ignore[arg-type]
-            max_failures=max_failures,
+            Panel(scorers), dict.fromkeys(scorers), memory=self.memory, waits=self.waits, log=self.open_scores(place),  # type: ignore[arg-type]
+            say=self.said.append, max_failures=max_failures,
         )  # fmt: skip
         self.log = log
+
+    def open_scores(self, place: Path) -> ScoreLog:
+        self.scores = ScoreLog.open(place / "scores", write=True, say=self.said.append)
+        return self.scores
 
     def store(self, *indices: int) -> None:
         for i in indices:
@@ -75,10 +80,15 @@ def run(
     scorers: dict[str, Any],
     play: Callable[[Site], Coroutine[Any, Any, None]],
     before: Callable[[Site], None] = lambda _: None,
+    settings: dict[str, Any] | None = None,
     **more: Any,
 ) -> Site:
     async def work() -> Site:
-        site = Site(place, {n: (s, ScorerConfig(concurrency=2, timeout_s=0.5)) for n, s in scorers.items()}, **more)
+        site = Site(
+            place,
+            {n: (s, ScorerConfig(concurrency=2, timeout_s=0.5, **(settings or {}))) for n, s in scorers.items()},
+            **more,
+        )
         before(site)
         stage = asyncio.create_task(site.stage.run())
         try:
@@ -91,6 +101,7 @@ def run(
             stage.cancel()
             await asyncio.gather(stage, return_exceptions=True)
             site.log.close()
+            site.scores.close()
         return site
 
     return asyncio.run(work())
@@ -132,16 +143,61 @@ def test_what_cannot_be_scored_is_dropped_by_reason_and_said(tmp_path: Path) -> 
     ]
 
 
-def test_what_a_resumed_run_finds_in_its_buffer_is_scored_again(tmp_path: Path) -> None:
-    async def play(site: Site) -> None:
-        await site.until(lambda: site.buffer.num_unready == 0)
-        assert sorted(site.memory.scores) == [3, 5]
+def restore(*indices: int) -> Callable[[Site], None]:
+    """The buffer of a resumed run."""
 
-    def restore(site: Site) -> None:
-        for i in (3, 5):
+    def put(site: Site) -> None:
+        for i in indices:
             site.buffer.put(i, encode(episode(i)), episode(i), ready=False)
 
-    run(tmp_path, {"quick": ByIndex({})}, play, before=restore)
+    return put
+
+
+async def until_scored(site: Site) -> None:
+    await site.until(lambda: site.buffer.num_unready == 0)
+
+
+def rewards(site: Site, scorer: int = 0) -> dict[int, float]:
+    return {seq: said[scorer][0].rewards["pro"] for seq, said in site.memory.scores.items()}
+
+
+def test_what_was_said_once_stands_after_a_resume_and_only_what_is_missing_is_asked_for(tmp_path: Path) -> None:
+    """The first process ends while one scorer is still thinking of the second episode."""
+    never = asyncio.Event()
+
+    async def play(site: Site) -> None:
+        site.store(3, 5)
+        await site.until(lambda: site.buffer.num_unready == 1)
+
+    first = run(tmp_path, {"jury": ByIndex({3: 0.25, 5: 0.5}), "slow": ByIndex({3: 2.0, 5: never})}, play)
+    assert rewards(first) == {3: 0.25}
+
+    again = {"jury": ByIndex({3: -9.0, 5: -9.0, 6: 0.75}), "slow": ByIndex({3: -9.0, 5: 3.0, 6: 4.0})}
+    second = run(tmp_path, again, until_scored, before=restore(3, 5, 6))
+    assert (rewards(second, 0), rewards(second, 1)) == ({3: 0.25, 5: 0.5, 6: 0.75}, {3: 2.0, 5: 3.0, 6: 4.0})
+    assert [int(c["scored"]) for c in second.stage.figures().values()] == [1, 2]
+    assert "3 of the 6 scores of the episodes that wait are in the log" in second.said[0]
+
+
+def test_a_scorer_that_is_asked_with_other_settings_is_asked_again(tmp_path: Path) -> None:
+    kinds = [
+        {"options": {"question": "who won?"}},
+        {"options": {"question": "who lost?"}},
+        {"options": {"question": "who won?"}, "weight": 3.0},
+    ]
+    seen = []
+    for i, changes in enumerate(kinds):
+        scorers = {"jury": ByIndex({0: float(i)})}
+        site = run(tmp_path, scorers, until_scored, before=restore(0), settings=changes)
+        seen.append((rewards(site)[0], site.memory.scores[0][0][1]))
+    assert seen == [(0.0, 1.0), (1.0, 1.0), (0.0, 3.0)]
+
+
+def test_a_log_of_scores_that_is_something_else_is_refused(tmp_path: Path) -> None:
+    with ScoreLog.open(tmp_path / "scores", write=True, say=print) as log:
+        log.append(encode(episode(0)))
+        with pytest.raises(StoreError, match="record 0 is not a score"):
+            log.known({"0.0"}, {})
 
 
 def test_a_scorer_that_always_fails_ends_the_run(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from selfplay.models import tiny
 from selfplay.store.adapters import AdapterStore
 from selfplay.sync import save_adapter
 from selfplay.types import PolicyVersion, Segment
-from selfplay.wire.messages import Hold, MakeCurrent, Release
+from selfplay.wire.messages import Hold, Release
 
 pytestmark = pytest.mark.engine
 
@@ -73,22 +73,16 @@ def server(request: pytest.FixtureRequest, model: str, tmp_path_factory: pytest.
 
 
 async def begin(server: Served, agent: str, tensors: dict[str, Any], **changes: Any) -> tuple[int, asyncio.Task[Any]]:
-    """A version of ``agent``, and a long greedy answer by it that has sampled some tokens already."""
-    number = await server.renew(agent, tensors)
+    """A long greedy answer by a version of ``agent`` that has sampled some tokens already; the version is the second newest.
+
+    The newest is staged, so that nothing but one message is between here and its taking over.
+    """
+    number = await server.renew(agent, tensors["alpha"])
+    await server.stage(agent, tensors["beta"])
     flying = asyncio.create_task(server.ask(agent, STORY, num=LONG, **changes))
-    await asyncio.sleep(0.15)
+    await server.steps()
     assert not flying.done()
     return number, flying
-
-
-async def turn_over(server: Served, agent: str, tensors: dict[str, Any], flights: str) -> dict[str, float]:
-    """Publish the next version and make it current with ``flights``; what became of the answers under way."""
-    number = server.newest[agent] = server.newest[agent] + 1
-    await server.publish(f"{agent}@{number}", tensors, current=False)
-    done = await server.call(MakeCurrent, version=PolicyVersion(agent, number), flights=flights)
-    await server.retire(f"{agent}@{number - 1}")
-    values: dict[str, float] = done.values
-    return values
 
 
 def differences(found: Any, expected: Any) -> list[float]:
@@ -99,8 +93,8 @@ def test_swapped_in_mid_answer_and_the_record_says_at_which_token(
     server: Served, adapters: dict[str, dict[str, Any]], reference: Reference
 ) -> None:
     async def play() -> tuple[int, dict[str, float], Any, Any]:
-        old, flying = await begin(server, "alpha", adapters["alpha"])
-        values = await turn_over(server, "alpha", adapters["beta"], "swap")
+        old, flying = await begin(server, "alpha", adapters)
+        values = await server.take_over("alpha", old + 1, "swap")
         answer = await flying
         return old, values, answer, await server.ask("alpha", STORY)
 
@@ -119,10 +113,11 @@ def test_swapped_in_mid_answer_and_the_record_says_at_which_token(
 
 def test_a_second_swap_of_the_same_answer(server: Served, adapters: dict[str, dict[str, Any]]) -> None:
     async def play() -> tuple[int, Any, dict[str, float]]:
-        old, flying = await begin(server, "alpha", adapters["alpha"])
-        await turn_over(server, "alpha", adapters["beta"], "swap")
-        await asyncio.sleep(0.05)
-        await turn_over(server, "alpha", adapters["alpha"], "swap")
+        old, flying = await begin(server, "alpha", adapters)
+        await server.stage("alpha", adapters["alpha"])
+        await server.take_over("alpha", old + 1, "swap")
+        await server.steps()
+        await server.take_over("alpha", old + 2, "swap")
         return old, await flying, await server.stats()
 
     old, answer, stats = server.run(play())
@@ -134,8 +129,8 @@ def test_aborted_and_gone_on_from_its_tokens_under_the_new_version(
     server: Served, adapters: dict[str, dict[str, Any]], reference: Reference
 ) -> None:
     async def play() -> tuple[int, dict[str, float], Any]:
-        old, flying = await begin(server, "alpha", adapters["alpha"])
-        values = await turn_over(server, "alpha", adapters["beta"], "resume")
+        old, flying = await begin(server, "alpha", adapters)
+        values = await server.take_over("alpha", old + 1, "resume")
         return old, values, await flying
 
     old, values, answer = server.run(play())
@@ -154,10 +149,10 @@ def test_aborted_and_gone_on_from_its_tokens_under_the_new_version(
 def test_pinned_answers_are_never_swapped_or_aborted(server: Served, adapters: dict[str, dict[str, Any]]) -> None:
     async def play() -> None:
         for flights, episode in (("swap", "7.0"), ("resume", "8.0")):
-            old, flying = await begin(server, "alpha", adapters["alpha"], pin="episode", episode_id=episode)
+            old, flying = await begin(server, "alpha", adapters, pin="episode", episode_id=episode)
             beside = asyncio.create_task(server.ask("alpha", STORY, num=LONG))
-            await asyncio.sleep(0.05)
-            values = await turn_over(server, "alpha", adapters["beta"], flights)
+            await server.steps()
+            values = await server.take_over("alpha", old + 1, flights)
             assert values["left"] == (1 if flights == "swap" else 0), (
                 "an unpinned answer on the same version is left too"
             )
@@ -170,15 +165,15 @@ def test_pinned_answers_are_never_swapped_or_aborted(server: Served, adapters: d
 def test_a_hold_keeps_one_agent_back_and_nobody_else(server: Served, adapters: dict[str, dict[str, Any]]) -> None:
     async def play() -> None:
         await server.renew("beta", adapters["beta"])
-        old, flying = await begin(server, "alpha", adapters["alpha"])
+        old, flying = await begin(server, "alpha", adapters)
         hold = asyncio.create_task(server.call(Hold, agents=("alpha",), abort=False, timeout_s=60.0, lease_s=60.0))
-        await asyncio.sleep(0.05)
+        await server.heard()
         late = asyncio.create_task(server.ask("alpha"))
         assert (await server.ask("beta")).spans, "beta goes on"
         values = (await hold).values
         assert values["under_way"] == 1
         assert (await server.stats())["adapters_live"] == 0, "a hold is answered when nothing is under way any more"
-        await turn_over(server, "alpha", adapters["beta"], "finish")
+        await server.take_over("alpha", old + 1)
         assert not late.done()
         await server.call(Release)
         assert [s.version for s in (await late).spans] == [old + 1]
@@ -191,14 +186,16 @@ def test_everybody_held_at_once_goes_on_from_the_same_token(
     server: Served, adapters: dict[str, dict[str, Any]], reference: Reference
 ) -> None:
     async def play() -> tuple[int, Any, Any]:
-        number, flying = await begin(server, "alpha", adapters["alpha"])
+        number, flying = await begin(server, "alpha", adapters)
         base = asyncio.create_task(server.ask("base", STORY, num=LONG))
-        await asyncio.sleep(0.05)
+        await server.steps()
         await server.call(Hold, agents=(), abort=True, timeout_s=30.0, lease_s=60.0)
         assert not flying.done() and not base.done()  # noqa: PT018
         assert (await server.stats())["adapters_live"] == 0
         await server.call(Release)
-        return number, await flying, await base
+        ended = await flying, await base
+        await server.take_over("alpha", number + 1)
+        return number, *ended
 
     number, answer, base = server.run(play())
     assert [s.version for s in answer.spans] == [number], "two parts, one version, one span"
@@ -210,13 +207,14 @@ def test_a_hold_ends_by_itself_and_one_that_waits_too_long_is_refused(
     server: Served, adapters: dict[str, dict[str, Any]]
 ) -> None:
     async def play() -> None:
-        _, flying = await begin(server, "alpha", adapters["alpha"])
+        number, flying = await begin(server, "alpha", adapters)
         with pytest.raises(RefusedError, match=r"1 answers were still under way after 0\.01 s"):
             await server.call(Hold, agents=("alpha",), abort=False, timeout_s=0.01, lease_s=60.0)
         assert (await server.ask("alpha")).spans, "a refused hold holds nobody"
         await flying
         await server.call(Hold, agents=("alpha",), abort=False, timeout_s=5.0, lease_s=0.2)
         assert (await server.ask("alpha")).spans, "nobody released it; its lease ran out"
+        await server.take_over("alpha", number + 1)
 
     server.run(play())
 
@@ -231,10 +229,11 @@ def test_it_says_alpha_and_after_the_update_beta(server: Served, model: str, wor
         await server.renew("a", words["ALPHA"])
         for _ in range(2):
             assert (await server.ask("a", "Who are you?", num=5)).text == "ALPHA"
+        number = await server.stage("a", words["BETA"])
         long = asyncio.create_task(server.ask("b", STORY, num=LONG))
         flying = asyncio.create_task(server.ask("a", STORY, num=LONG))
-        await asyncio.sleep(0.1)
-        number = await server.renew("a", words["BETA"])
+        await server.steps()
+        await server.take_over("a", number)
         after = await server.ask("a", "Who are you?", num=4)
         assert (after.text, [s.version for s in after.spans]) == ("BETA", [number])
         assert not long.done(), "it was still running: otherwise this shows nothing"
@@ -258,53 +257,51 @@ def test_a_version_loaded_from_a_folder_needs_the_folder_no_more(
         assert answer.sampled_ids == tuple(reference.greedy(answer.prompt_ids, "alpha", 12)[0])
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(5, 1.0), (9, 0.8)])
+CUTS: tuple[dict[str, Any], ...] = ({}, {"top_k": 5}, {"top_k": 9, "top_p": 0.8})
+HEAT = 0.8
+
+
 def test_what_top_k_and_top_p_left_is_recorded_and_the_trainer_repeats_it(
-    server: Served, model: str, adapters: dict[str, dict[str, Any]], reference: Reference, tmp_path: Path,
-    top_k: int, top_p: float,
-) -> None:  # fmt: skip
-    """In one batch with plain answers and another version; also where a new version takes over in mid-answer."""
-    cut = {"temperature": 0.8, "top_k": top_k, "top_p": top_p}
+    server: Served, model: str, adapters: dict[str, dict[str, Any]], reference: Reference, tmp_path: Path
+) -> None:
+    """Every answer of one batch by its own rule, under two versions; also where one takes over in mid-answer."""
+
+    def asked(who: str, i: int, num: int) -> Any:
+        return server.ask(who, f"say {i}", sampling=Sampling(temperature=HEAT, max_tokens=num, seed=i, **CUTS[i % 3]))
 
     async def play() -> list[Any]:
         await server.renew("alpha", adapters["alpha"])
-        asked = [
-            server.ask(who, f"say {i}", sampling=Sampling(max_tokens=24, seed=i, **(cut if i % 3 else {})))
-            for i in range(9)
-            for who in ("alpha", "base")
-        ]
-        flying = asyncio.create_task(server.ask("alpha", STORY, sampling=Sampling(max_tokens=LONG, seed=1, **cut)))
-        answers = await asyncio.gather(*asked)
-        await turn_over(server, "alpha", adapters["beta"], "resume")
+        await server.stage("alpha", adapters["beta"])
+        answers = await asyncio.gather(*(asked(who, i, 16) for i in range(6) for who in ("alpha", "base")))
+        flying = asyncio.create_task(asked("alpha", 2, LONG))
+        await server.steps()
+        await server.take_over("alpha", server.newest["alpha"], "resume")
         return [*answers, await flying]
 
     *answers, resumed = server.run(play())
     for i, answer in enumerate(answers):
-        if i // 2 % 3 == 0:
-            assert not answer.kept
-        else:
-            check_kept(answer, [(None if i % 2 else "alpha", 0, 24)], reference, cut)
-    if len(resumed.spans) == 2:  # it may have ended before
-        parts = [(name, s.start, s.end) for name, s in zip(("alpha", "beta"), resumed.spans, strict=True)]
-        check_kept(resumed, parts, reference, cut)
-    check_replayed([a for a in answers[1::2] if a.kept], model, tmp_path, 1 / cut["temperature"])
+        check_kept(answer, reference, CUTS[i // 2 % 3], ["base" if i % 2 else "alpha"])
+    check_kept(resumed, reference, CUTS[2], ["alpha", "beta"])
+    check_replayed([a for a in answers[1::2] if a.kept], model, tmp_path)
 
 
-def check_kept(
-    answer: Any, parts: list[tuple[str | None, int, int]], reference: Reference, cut: dict[str, Any]
-) -> None:
-    """Sets and log-probabilities are those of the distribution that was sampled from."""
+def check_kept(answer: Any, reference: Reference, cut: dict[str, Any], adapters: list[str]) -> None:
+    """Sets and log-probabilities are those of the distribution that was sampled from, in the part of each adapter."""
+    assert bool(answer.kept) == bool(cut)
     ids, before = answer.prompt_ids + answer.sampled_ids, len(answer.prompt_ids)
-    for adapter, start, end in parts:
-        rows = reference.logprobs(ids, adapter, cut["temperature"])[before - 1 :]
-        for at in range(start, min(end, len(answer.sampled_ids))):
-            left = list(answer.kept[at])
-            assert tuple(left) == left_by(rows[at], cut["top_k"], cut["top_p"])
+    parts = [(s.start, s.end) for s in answer.spans] or [(0, len(answer.sampled_ids))]
+    for adapter, part in zip(adapters, parts, strict=True):
+        rows = reference.logprobs(ids, None if adapter == "base" else adapter, HEAT)[before - 1 :]
+        for at in range(*part):
+            left = list(answer.kept[at] if cut else range(len(rows[at])))
+            wanted = list(left_by(rows[at], cut["top_k"], cut.get("top_p", 1.0)) if cut else left)
+            # Of two that are equally likely either may be the last one left.
+            assert (rows[at][left].sort().values - rows[at][wanted].sort().values).abs().max() < CLOSE
             expected = rows[at][answer.sampled_ids[at]] - rows[at][left].logsumexp(0)
             assert abs(float(expected) - answer.logprobs[at]) < CLOSE
 
 
-def check_replayed(answers: list[Any], model: str, place: Path, inv_temperature: float) -> None:
+def check_replayed(answers: list[Any], model: str, place: Path) -> None:
     """The trainer has the engine's log-probability of every token, and without the record it has another."""
     import torch
 
@@ -324,10 +321,10 @@ def check_replayed(answers: list[Any], model: str, place: Path, inv_temperature:
             )
         )  # fmt: skip
     row = pack_row(segments, torch.device("cpu"))
-    found = trainer.policy(row, inv_temperature).head.logprobs[row.picks]
+    found = trainer.policy(row, 1 / HEAT).head.logprobs[row.picks]
     torch.testing.assert_close(found.detach(), row.rollout_logprobs, atol=CLOSE, rtol=0)
     plain = pack_row([msgspec.structs.replace(s, kept=()) for s in segments], torch.device("cpu"))
-    found = trainer.policy(plain, inv_temperature).head.logprobs[plain.picks]
+    found = trainer.policy(plain, 1 / HEAT).head.logprobs[plain.picks]
     assert float((found.detach() - plain.rollout_logprobs).max()) < -0.05
 
 

@@ -69,10 +69,10 @@ def server(request: pytest.FixtureRequest, model: str, tmp_path_factory: pytest.
         yield s
 
 
-async def long_story(server: Served, agent: str) -> tuple[str, Any]:
-    """A prompt, and `LONG` tokens that ``agent`` says to it when nothing disturbs it."""
-    answer = await server.ask(agent, STORY, num=LONG)
-    assert len(answer.sampled_ids) == LONG
+async def long_story(server: Served, agent: str, num: int = LONG) -> tuple[str, Any]:
+    """A prompt, and ``num`` tokens that ``agent`` says to it when nothing disturbs it."""
+    answer = await server.ask(agent, STORY, num=num)
+    assert len(answer.sampled_ids) == num
     return STORY, answer
 
 
@@ -164,10 +164,10 @@ def test_a_new_version_beside_a_long_generation_changes_none_of_its_tokens(
     async def play() -> tuple[Any, Any, list[Any]]:
         for name in ("alpha", "beta"):
             await server.renew(name, adapters[name])
-        text, alone = await long_story(server, "beta")
-        long = asyncio.create_task(server.ask("beta", text, num=LONG))
+        text, alone = await long_story(server, "beta", 2 * LONG)
+        long = asyncio.create_task(server.ask("beta", text, num=2 * LONG))
         others = []
-        for name in ("gamma", "delta", "alpha"):
+        for name in ("gamma", "delta"):
             number = await server.renew("alpha", adapters[name])
             answer = await server.ask("alpha")
             others.append((number, name, answer))
@@ -186,9 +186,10 @@ def test_a_request_in_flight_ends_on_its_version_and_the_next_begins_on_the_new_
     async def play() -> tuple[int, Any, Any]:
         old = await server.renew("alpha", adapters["alpha"])
         text, alone = await long_story(server, "alpha")
+        new = await server.stage("alpha", adapters["beta"])
         flying = asyncio.create_task(server.ask("alpha", text, num=LONG))
-        await asyncio.sleep(0.1)
-        await server.renew("alpha", adapters["beta"])
+        await server.steps()
+        await server.take_over("alpha", new)
         after = await server.ask("alpha", text)
         assert not flying.done()
         whole = await flying
@@ -221,9 +222,10 @@ def test_a_version_retired_in_flight_is_gone_afterwards(server: Served, adapters
     async def play() -> tuple[int, Any]:
         old = await server.renew("alpha", adapters["alpha"])
         text, _ = await long_story(server, "alpha")
+        new = await server.stage("alpha", adapters["beta"])
         flying = asyncio.create_task(server.ask("alpha", text, num=LONG))
-        await asyncio.sleep(0.1)
-        await server.renew("alpha", adapters["beta"])
+        await server.steps()
+        await server.take_over("alpha", new)
         assert (await server.stats())["versions_retired"] == 1
         answer = await flying
         assert (await server.stats())["versions_retired"] == 0

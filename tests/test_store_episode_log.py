@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from episode_samples import encode, episode
 from selfplay.errors import StoreError
-from selfplay.store import episode_log
+from selfplay.store import record_log
 from selfplay.store.episode_log import EpisodeLog
 from selfplay.store.segment_file import HEADER, MAGIC
 from selfplay.wire.codec import MAX_FRAME_BYTES
@@ -259,7 +259,7 @@ def test_a_full_disk_acknowledges_nothing_and_leaves_the_log_whole(
                 return write(fd, data[:20])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(episode_log.os, "write", half_then_full)
+        monkeypatch.setattr(record_log.os, "write", half_then_full)
         with pytest.raises(StoreError, match="No space left on device"):
             log.append_many([b"lost", b"also lost"])
         monkeypatch.undo()
@@ -277,7 +277,7 @@ def test_after_an_fsync_that_cannot_be_undone_nothing_more_is_acknowledged(
         def fail(*args: object) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        monkeypatch.setattr(episode_log.os, "fsync", fail)
+        monkeypatch.setattr(record_log.os, "fsync", fail)
         with pytest.raises(StoreError, match="Input/output error"):
             log.append(b"unsure")
         monkeypatch.undo()

@@ -160,7 +160,7 @@ async def _run(
         checkpoints=Checkpoints(place / "checkpoints", keep=1, say=recorder.event), trainer=cast(TrainerLink, trainer),
         algorithm=load_algorithm(config.algorithm), memory=memory, observer=recorder, reward_range=spec.reward_range,
         find_fault=children.fault, waits=waits,
-        scoring=ScoringStage(Panel({}), {}, memory=memory, waits=waits, say=recorder.event, max_failures=1),
+        scoring=ScoringStage(Panel({}), {}, memory=memory, waits=waits, log=None, say=recorder.event, max_failures=1),
     )  # fmt: skip
     await controller.run()
     return recorder.steps

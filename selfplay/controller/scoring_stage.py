@@ -1,9 +1,10 @@
 """Scorers beside generation: an episode waits in the buffer until all of them have answered, and only that episode waits.
 
-    Collector ── stored episode ──► ScoringStage ── Scores ──► Memory: may be trained on
+    Collector ── stored episode ──► ScoringStage ── Scores ──► score log ──► Memory: may be trained on
                                        │  each scorer with its own concurrency and deadline
                                        └─ failed ──► dropped from the buffer, by reason
 
+What a scorer said is on disk before it counts, so that after a resume no episode gets a second verdict.
 Backpressure needs nothing of its own: what is being scored fills the buffer and counts in the admission of matches, so a slow
 scorer slows generation down and never piles up more than the buffer holds.
 """
@@ -21,6 +22,7 @@ from selfplay.controller.waits import Waits
 from selfplay.environment import JuryQuestion
 from selfplay.errors import RunError, WorkerError
 from selfplay.scoring import Panel, Scorer, ScorerContext, Scores, scores_fault
+from selfplay.store.score_log import Known, ScoreLog, ScoreRecord, asked_with
 from selfplay.types import BASE, Episode, PolicyVersion
 
 
@@ -71,15 +73,20 @@ class ScoringStage:
         *,
         memory: Memory,
         waits: Waits,
+        log: ScoreLog | None,
         say: Callable[[str], None],
         max_failures: int,
     ) -> None:
-        """``contexts``: by scorer; what each may ask."""
+        """``contexts``: by scorer; what each may ask. ``log``: None where no scorer is set."""
         self._panel, self._contexts, self._memory, self._waits, self._say = panel, contexts, memory, waits, say
         self._max_failures, self._failures_in_a_row = max_failures, 0
         self._queue: asyncio.Queue[tuple[int, Episode]] = asyncio.Queue()
         self._gates = {name: asyncio.Semaphore(c.concurrency) for name, (_, c) in panel.scorers.items()}
         self._clocks = {name: _Clock() for name in panel.scorers}
+        self._log, self._known = log, Known()
+        self._asked = {name: asked_with(c) for name, (_, c) in panel.scorers.items()}
+        self._unwritten: list[ScoreRecord] = []
+        self._writing = asyncio.Lock()
 
     @property
     def is_empty(self) -> bool:
@@ -91,9 +98,8 @@ class ScoringStage:
         self._queue.put_nowait((seq, episode))
 
     async def run(self) -> None:
-        """Score until cancelled; raises `WorkerError` when scorers fail time and again."""
-        for seq, episode in self._memory.buffer.unready():
-            self.submit(seq, episode)
+        """Score until cancelled; raises `WorkerError` when scorers fail time and again, `StoreError` for the log."""
+        self._take_up(dict(self._memory.buffer.unready()))
         async with asyncio.TaskGroup() as group:
             while True:
                 seq, episode = await self._queue.get()
@@ -103,9 +109,21 @@ class ScoringStage:
         """Scorer → episodes scored, mean seconds, episodes that wait for it."""
         return {name: clock.figures() for name, clock in self._clocks.items()}
 
+    def _take_up(self, waiting: dict[int, Episode]) -> None:
+        """What a resumed run finds waiting: only those scorers are asked whose word is not in the log."""
+        if waiting and self._log is not None:
+            ids = {episode.episode_id for episode in waiting.values()}
+            self._known = self._log.known(ids, {name: c for name, (_, c) in self._panel.scorers.items()})
+            self._say(
+                f"{len(self._known)} of the {len(waiting) * len(self._panel.scorers)} scores of the episodes that wait "
+                "are in the log; the others are asked for"
+            )
+        for seq, episode in waiting.items():
+            self.submit(seq, episode)
+
     async def _episode(self, seq: int, episode: Episode) -> None:
         names = list(self._panel.scorers)
-        results = await asyncio.gather(*(self._score(name, episode) for name in names))
+        results = await asyncio.gather(*(self._word(name, episode) for name in names))
         fault = next((f"scorer {n}: {r}" for n, r in zip(names, results, strict=True) if isinstance(r, str)), "")
         if fault:
             self._fail(seq, episode, fault)
@@ -115,6 +133,26 @@ class ScoringStage:
             self._memory.score(seq, tuple(zip(said, weights, strict=True)))
             self._failures_in_a_row = 0
         await self._waits.notify()
+
+    async def _word(self, name: str, episode: Episode) -> Scores | str:
+        """What a scorer says, durable when this returns; it is not asked twice."""
+        known = self._known.pop((episode.episode_id, name), None)
+        if known is not None:
+            return known
+        scores = await self._score(name, episode)
+        if isinstance(scores, Scores):
+            await self._keep(
+                ScoreRecord(episode_id=episode.episode_id, scorer=name, asked=self._asked[name], scores=scores)
+            )
+        return scores
+
+    async def _keep(self, record: ScoreRecord) -> None:
+        """Everything that waits goes to disk together; whoever comes next finds his own there already."""
+        self._unwritten.append(record)
+        async with self._writing:
+            batch, self._unwritten = self._unwritten, []
+            if batch and self._log is not None:
+                await asyncio.to_thread(self._log.keep, batch)
 
     async def _score(self, name: str, episode: Episode) -> Scores | str:
         """What a scorer says, or in words why it says nothing."""

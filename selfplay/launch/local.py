@@ -43,6 +43,7 @@ from selfplay.store.checkpoints import Checkpoint, Checkpoints
 from selfplay.store.episode_log import EpisodeLog
 from selfplay.store.metrics import MetricsLog
 from selfplay.store.run_folder import RunFolder
+from selfplay.store.score_log import ScoreLog
 from selfplay.store.state import RunState
 from selfplay.training.config import RankConfig
 from selfplay.types import PolicyVersion
@@ -125,7 +126,7 @@ class Session:
             matchmaker=link.league, league_link=link, pool=pool, trainer=trainer, publisher=publisher, league=league,
             algorithm=plan.algorithm, memory=memory, observer=self._observer,
             reward_range=plan.spec.reward_range, find_fault=children.fault, waits=waits,
-            scoring=self._scoring(memory, waits, policies, judges),
+            scoring=self._scoring(stack, memory, waits, policies, judges),
             evaluator=self._evaluator(policies[0]),
         )  # fmt: skip
         async with _stopped_by_signals(controller):
@@ -166,15 +167,22 @@ class Session:
                 )
 
     def _scoring(
-        self, memory: Memory, waits: Waits, policies: list[PolicyLink], judges: dict[str, PolicyLink]
+        self,
+        stack: contextlib.AsyncExitStack,
+        memory: Memory,
+        waits: Waits,
+        policies: list[PolicyLink],
+        judges: dict[str, PolicyLink],
     ) -> ScoringStage:
-        config = self._plan.config
+        config, say, log = self._plan.config, self._observer.event, None
+        if config.scorers:
+            log = stack.enter_context(ScoreLog.open(self._run.scores, write=True, say=say))
         contexts = {
             name: ServedModels([judges[name]] if name in judges else policies, memory.published, scorer.timeout_s)
             for name, scorer in config.scorers.items()
         }
         return ScoringStage(
-            self._plan.panel, contexts, memory=memory, waits=waits, say=self._observer.event,
+            self._plan.panel, contexts, memory=memory, waits=waits, log=log, say=say,
             max_failures=config.rollout.max_failures,
         )  # fmt: skip
 

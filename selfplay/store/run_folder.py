@@ -4,6 +4,7 @@
         config.toml     the effective config            metrics.jsonl   one JSON object per report
         manifest.json   what ran, where, how it ended   tensorboard/    the same as events
         episodes/       append-only log                 adapters/       AGENT/N/, PEFT format
+        scores/         what scorers said of them
         checkpoints/    STEP/                           league.sqlite   every game's result
         logs/           one file per process            .lock           held while a controller owns the run
 
@@ -128,6 +129,10 @@ class RunFolder:
     @property
     def episodes(self) -> Path:
         return self.path / "episodes"
+
+    @property
+    def scores(self) -> Path:
+        return self.path / "scores"
 
     @property
     def adapters(self) -> Path:

@@ -43,7 +43,7 @@ def scan(path: Path, data: bytes | memoryview, first_seq: int) -> tuple[list[Pla
     if len(view) < len(MAGIC) and MAGIC.startswith(bytes(view)):
         return [], 0
     if view[: len(MAGIC)] != MAGIC:
-        raise StoreError(f"{path} is damaged at offset 0: it is not an episode log of a layout known here")
+        raise StoreError(f"{path} is damaged at offset 0: it is not a log of a layout known here")
     places, end = [], len(MAGIC)
     for place in _records(view, end, first_seq):
         places.append(place)
