@@ -183,3 +183,44 @@ def test_stragglers_never_come_too_late_and_nothing_waits_for_ever() -> None:
     runs = [play_unfairly(seed) for seed in range(300)]
     assert all(worst <= depth for worst, depth in runs)
     assert sum(worst == depth for worst, depth in runs) > 200, "the bound is tight"
+
+
+def lag_with_a_count_per_agent(
+    *, one_count: bool, batch: int = 4, depth: int = 1, steps: int = 30, idle: int = 0
+) -> int:
+    """Worst lag when one agent learns in a match, and they take turns; each agent's own count is (depth + its version + 1) ·
+    batch − its accepted − its running, unless ``one_count`` holds for all. In the first ``idle`` steps nobody has a signal.
+
+    Raises RuntimeError where no match may start and no step be taken. Matches end as they start: the best case.
+    """
+    versions, accepted, waiting = [0, 0], [0, 0], list[tuple[int, int]]()
+    worst = started = 0
+    for step in range(steps):
+        while True:
+            room = [(depth + v + 1) * batch - a for v, a in zip(versions, accepted, strict=True)]
+            if one_count:
+                room = [max_started(step, depth, batch) - started] * 2
+            if (learner := started % 2) and room[0] > room[1]:
+                learner = 0  # its turn, but the other has more room
+            if room[learner] <= 0:
+                break
+            waiting.append((learner, versions[learner]))
+            accepted[learner] += 1
+            started += 1
+        if len(waiting) < batch:
+            raise RuntimeError(f"nobody may start and {len(waiting)} of {batch} wait at step {step}")
+        taken, waiting = waiting[:batch], waiting[batch:]
+        worst = max([worst, *(versions[agent] - version for agent, version in taken)])
+        if step >= idle:
+            versions = [v + any(agent == a for agent, _ in taken) for a, v in enumerate(versions)]
+    return worst
+
+
+def test_one_count_for_all_agents_bounds_each_and_a_count_per_agent_would_not() -> None:
+    """Why there is no count per agent: it lets twice as much be played as can be trained on in time, and when the versions
+    stand still, so does it."""
+    assert lag_with_a_count_per_agent(one_count=True) == 1
+    assert lag_with_a_count_per_agent(one_count=False) > 1
+    assert lag_with_a_count_per_agent(one_count=True, idle=10) == 1
+    with pytest.raises(RuntimeError, match="nobody may start"):
+        lag_with_a_count_per_agent(one_count=False, idle=10)
