@@ -9,7 +9,7 @@ BIN := .venv/bin
 
 help:
 	@echo 'make train   install, then train two debaters on this machine (ENV=debate-v0, ARGS="train.steps=5")'
-	@echo 'make test    install, then make check and all tests'
+	@echo 'make test    install, then make check and all tests (JOBS=2 files of them at a time)'
 	@echo 'make check   format, lint, types, import directions, public API'
 	@echo 'make bench   every benchmark, with references measured beside them'
 	@echo 'make setup   only install into .venv'
@@ -23,8 +23,9 @@ ENV ?= debate-v0
 train: setup
 	$(BIN)/selfplay train --env $(ENV) $(ARGS)
 
+JOBS ?= 2
 test: check
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile $(ARGS)
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ MODULES = {
 }
 
 
-_under_way: list[Run] = []
+_started: list[Run] = []
 
 
 class Run:
@@ -30,13 +31,14 @@ class Run:
 
     def __init__(self, folder: Path, *args: str) -> None:
         self.folder = folder
-        self.out, self.err = folder / "stdout", folder / "stderr"
-        with self.out.open("ab") as out, self.err.open("ab") as err:
+        number = sum(run.folder == folder for run in _started)
+        self.out, self.err = folder / f"stdout-{number}", folder / f"stderr-{number}"
+        with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "selfplay.cli.main", *args],
                 cwd=folder, stdout=out, stderr=err, stdin=subprocess.DEVNULL, env=os.environ | {"COLUMNS": "160"},
             )  # fmt: skip
-        _under_way.append(self)
+        _started.append(self)
 
     def wait(self, timeout_s: float = 150.0) -> int:
         """Its exit code; whatever happens it is gone afterwards."""
@@ -91,8 +93,8 @@ class Run:
 
 def end_all() -> None:
     """End the runs that a failed test has left under way, so that the failure stays its own."""
-    while _under_way:
-        _under_way.pop().end()
+    for run in _started:
+        run.end()
 
 
 def still_alive(processes: list[psutil.Process], timeout_s: float = 15.0) -> list[psutil.Process]:
@@ -102,6 +104,19 @@ def still_alive(processes: list[psutil.Process], timeout_s: float = 15.0) -> lis
 
 
 def runtime_folders() -> set[Path]:
-    """Runtime folders of the runs of this test session, and vLLM's shared memory."""
-    place = Path(os.environ["SELFPLAY_RUNTIME_DIR"])
-    return set(place.iterdir()) | set(Path("/dev/shm").glob("psm_*"))
+    """Runtime folders of the runs of this test session, and the shared memory that nobody has any more."""
+    return set(Path(os.environ["SELFPLAY_RUNTIME_DIR"]).iterdir()) | abandoned_shared_memory()
+
+
+def abandoned_shared_memory() -> set[Path]:
+    """Segments of Python's and vLLM's making that no process has mapped: whoever made them left without removing them.
+
+    Other sessions of tests may run beside this one, so that a segment that is in use says nothing.
+    """
+    segments = set(Path("/dev/shm").glob("psm_*"))
+    if segments:
+        for maps in Path("/proc").glob("[0-9]*/maps"):
+            with contextlib.suppress(OSError):  # the process has ended, or is another user's
+                text = maps.read_text("utf-8", "replace")
+                segments = {s for s in segments if str(s) not in text}
+    return {s for s in segments if s.exists()}

@@ -1,11 +1,8 @@
-"""The built-in models in the real libraries: transformers, and vLLM where the tests have it."""
+"""The built-in models in the real library (vLLM against it: test_engine_real.py)."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,30 +72,3 @@ def test_smollm2_records_its_source() -> None:
     config = json.loads((path / "config.json").read_text())
     assert "quantization_config" not in config
     assert not any("/" in str(v) for v in config.values())
-
-
-VLLM = """
-import json, os, sys
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-from vllm import LLM, SamplingParams
-if __name__ == "__main__":
-    path, prompt = sys.argv[1], json.loads(sys.argv[2])
-    llm = LLM(model=path, dtype="float32", max_model_len=256, kv_cache_memory_bytes=64 << 20, max_num_seqs=4, enforce_eager=True)
-    out = llm.generate([{"prompt_token_ids": prompt}], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
-    print("TOKENS", json.dumps(list(out[0].outputs[0].token_ids)))
-"""
-
-
-def test_tiny_in_vllm_says_what_it_says_in_transformers(tmp_path: Path) -> None:
-    resolved = resolve_model("tiny")
-    model, tokenizer = load(resolved)
-    prompt = chat_ids(tokenizer, HELLO)
-    script = tmp_path / "run.py"
-    script.write_text(VLLM)
-    done = subprocess.run(
-        [sys.executable, str(script), str(resolved.path), json.dumps(prompt)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    line = next(x for x in done.stdout.splitlines() if x.startswith("TOKENS "))
-    assert json.loads(line.removeprefix("TOKENS ")) == greedy(model, prompt, 8)
