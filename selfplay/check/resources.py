@@ -91,9 +91,13 @@ def _open_files() -> set[str]:
 
 
 def _children() -> set[str]:
-    """Ids of living processes whose parent is this one, or which lead back to its process group without it."""
+    """Ids of living processes whose parent is this one, or which are in the process group that it leads.
+
+    The group shows grandchildren whose parent has gone; where another process leads it, its members are not of our making.
+    """
     found: set[str] = set()
-    mine, group = os.getpid(), os.getpgrp()
+    mine = os.getpid()
+    group = mine if os.getpgrp() == mine else None
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text("utf-8", "replace").rpartition(")")[2].split()
