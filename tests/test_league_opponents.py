@@ -241,9 +241,11 @@ def sample_episode(text: str = "bet", legal: bool = True, logprob: float = -0.5,
 def test_the_watch_sees_a_collapse(limits: dict[str, float], late: dict[str, object], told: str) -> None:
     watch = CollapseWatch("player_0", WatchLimits(window=20, **limits), anchors=("random",))  # type: ignore[arg-type]
     watch.add(sample_episode(text=("pass", "bet")[k % 2]) for k in range(20))
-    assert watch.alarms() == []
+    assert watch.alarms() == {}
+    assert watch.is_healthy
     watch.add(sample_episode(**late) for _ in range(19))  # type: ignore[arg-type]
     watch.add([sample_episode(**late)])  # type: ignore[arg-type]
-    (alarm,) = watch.alarms()
+    ((_, alarm),) = watch.alarms().items()
+    assert not watch.is_healthy
     assert told in alarm
     assert np.isfinite(watch.health().entropy or 0.0)

@@ -160,6 +160,10 @@ class EpisodeBuffer:
             self._remove(held)
         return [Stale(seq=held.seq, episode_id=held.episode_id, staleness=age) for held, age in stale]
 
+    def older_than(self, agent: str, version: int) -> list[int]:
+        """Sequence numbers of episodes that ``agent`` learns from and in which it sampled by a version below ``version``."""
+        return [seq for seq, held in self._held.items() if held.oldest.get(agent, version) < version]
+
     def staleness(self, current: Mapping[str, int]) -> dict[int, int]:
         """Sequence number → staleness of everything that is ready."""
         return {h.seq: h.staleness(current) for h in self._held.values() if h.seq not in self._unready}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from selfplay.controller.gate_stage import GateStage
 from selfplay.controller.memory import Memory
 from selfplay.controller.report import Observer, RateMeter
 from selfplay.controller.scoring_stage import ScoringStage
@@ -25,6 +26,8 @@ GROUP = 64
 """Most episodes that share one fsync."""
 TOO_BIG = "over buffer.max_bytes"
 CANCELLED = "cancelled at a new version"
+
+Result = EpisodeResult | FailedResult
 
 
 class Collector:
@@ -47,10 +50,12 @@ class Collector:
         waits: Waits,
         scoring: ScoringStage,
         starved: Callable[[], bool],
+        gate: GateStage | None = None,
     ) -> None:
         self._pool, self._log, self._league, self._memory, self._observer = pool, log, league, memory, observer
         self._reward_range, self._batch, self._max_failures = reward_range, batch, max_failures
         self._waits, self._scoring, self._starved = waits, scoring, starved
+        self._gate = gate
         self._failures_in_a_row = 0
         self._unrecorded: list[Episode] = []
         self.meter = RateMeter()
@@ -58,12 +63,27 @@ class Collector:
     async def run(self) -> None:
         """Collect until cancelled. Raises `WorkerError`, `StoreError` or `StalledError`."""
         while True:
-            results = [await self._pool.next_result(), *self._pool.ready_results(GROUP - 1)]
+            results = await self._without_gate([await self._pool.next_result(), *self._pool.ready_results(GROUP - 1)])
             for result in results:
                 if isinstance(result, FailedResult):
                     await self._record_failure(result)
             await self._store_all([r for r in results if isinstance(r, EpisodeResult)])
             await self._waits.notify()
+
+    async def _without_gate(self, results: list[Result]) -> list[Result]:
+        """The run's own results, after the gate has taken its own."""
+        gate = self._gate
+        games = [] if gate is None else [r for r in results if gate.owns(r.match)]
+        if gate is None or not games:
+            return results
+        wrong = await gate.take(games)
+        for game in games:
+            await self._pool.ack(game.match.episode_id)
+        for text in wrong:
+            self._count_failure(text)
+        if len(wrong) < len(games):
+            self._failures_in_a_row = 0
+        return [r for r in results if not gate.owns(r.match)]
 
     async def record_games(self) -> None:
         """Into the league what came since the last call; after a kill it is read from the log again."""

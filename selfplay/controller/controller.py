@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from selfplay.buffer import may_train, startable
@@ -50,6 +50,7 @@ from selfplay.scoring.segments import SegmentAges, learning_now, segment_ages
 from selfplay.store.checkpoints import Checkpoints
 from selfplay.store.episode_log import EpisodeLog
 from selfplay.store.metrics import MetricsLog
+from selfplay.store.state import PendingMatch
 from selfplay.types import Episode, PolicyVersion, Segment
 from selfplay.wire.messages import AgentReport, StepDone
 
@@ -99,7 +100,7 @@ class Controller:
         self._collector = Collector(
             pool=pool, log=log, league=league, memory=memory, observer=observer, reward_range=reward_range,
             batch=config.train.batch, max_failures=config.rollout.max_failures, waits=waits,
-            scoring=scoring, starved=self._is_starved,
+            scoring=scoring, starved=self._is_starved, gate=league_link.gate if league_link else None,
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -125,18 +126,23 @@ class Controller:
     # ── generation ────────────────────────────────────────────────────────────────────────────
 
     async def _dispatch(self) -> None:
-        memory = self._memory
+        memory, gate = self._memory, self._league_link.gate if self._league_link else None
         while True:
-            await self._waits.until(
-                "a free slot and admission of a match",
-                lambda: self._stopping or (self._pool.num_free > 0 and self._admitted()),
-            )
+            await self._waits.until("a free slot and admission of a match", self._may_start)
             if self._stopping:
                 return
+            if gate is not None and gate.wants():
+                await self._pool.submit(gate.next_match())
+                continue
             pending = memory.next_pending()
             memory.ledger.start(pending.episode_id)
             memory.began_with[pending] = dict(memory.published)
             await self._pool.submit(self._matchmaker.match(pending.index, pending.attempt))
+
+    def _may_start(self) -> bool:
+        gate = self._league_link.gate if self._league_link else None
+        wanted = self._admitted() or (gate is not None and gate.wants())
+        return self._stopping or (self._pool.num_free > 0 and wanted)
 
     def _admitted(self) -> bool:
         if self._draining:
@@ -170,6 +176,7 @@ class Controller:
 
     def _may_train(self) -> bool:
         memory, buffer = self._memory, self._config.buffer
+        memory.discard_taken_back()
         if buffer.max_staleness is not None:
             memory.discard_stale(buffer.max_staleness)
         return may_train(
@@ -220,10 +227,36 @@ class Controller:
             return
         memory = self._memory
         busy = {p.index for p in (*memory.began_with, *memory.replays)}
-        reason = await self._league_link.after_step(memory.step, memory.published, episodes, busy)
-        if reason:
-            self._observer.event(f"stopping because of the collapse watch (league.on_alarm=stop): {reason}")
+        orders = await self._league_link.after_step(memory.step, memory.published, episodes, busy)
+        if orders.stop:
+            self._observer.event(f"stopping because of the collapse watch: {orders.stop}")
             self.stop()
+        if orders.roll_back:
+            await self._roll_back(orders.roll_back)
+        await self._waits.notify()
+
+    async def _roll_back(self, agents: tuple[str, ...]) -> None:
+        """Trainer, then checkpoint, then engines: the agents are what they were at their last good version, under new numbers."""
+        link, memory = self._league_link, self._memory
+        if link is None or link.good is None:
+            raise RunError("the collapse watch wants a rollback, and no good versions were kept")
+        parents = {}
+        for agent in agents:
+            good = await link.good.go_back(agent)
+            memory.take_back(agent)
+            link.taken_back(agent, good.version)
+            parents[agent] = good.version
+            self._observer.event(
+                f"collapse watch: {agent} goes back to {good.version} of step {good.step} as "
+                f"{PolicyVersion(agent, memory.versions[agent])}; what it played since is not trained on"
+            )
+        memory.discard_taken_back()
+        await self._cancel([p for p in memory.began_with if self._learns_in(p, agents)])
+        await self._checkpoint()
+        await self._publish(agents, parents)
+
+    def _learns_in(self, pending: PendingMatch, agents: tuple[str, ...]) -> bool:
+        return any(s.trained and s.agent in agents for s in self._matchmaker.match(pending.index).seats)
 
     async def _evaluate(self) -> dict[str, float]:
         """Figures of the versions that are current now, where it is time for them."""
@@ -235,7 +268,9 @@ class Controller:
         memory.averages = self._evaluator.totals()
         return found
 
-    async def _publish(self, agents: tuple[str, ...]) -> dict[str, Any]:
+    async def _publish(
+        self, agents: tuple[str, ...], parents: Mapping[str, PolicyVersion] | None = None
+    ) -> dict[str, Any]:
         """Make the agents' new versions current; what it cost in games, as fields of `StepReport`."""
         memory, drained_s = self._memory, 0.0
         if self._config.rollout.partial == "drain" and agents:
@@ -243,7 +278,9 @@ class Controller:
             await self._waits.until("games under way to end", lambda: not memory.ledger.in_flight)
             drained_s = time.monotonic() - start
         self._phase = "publishing"
-        self._syncs |= await self._publisher.publish_all([PolicyVersion(a, memory.versions[a]) for a in agents])
+        self._syncs |= await self._publisher.publish_all(
+            [PolicyVersion(a, memory.versions[a]) for a in agents], parents
+        )
         memory.published |= {agent: memory.versions[agent] for agent in agents}
         memory.published_step = memory.step
         self._draining = False
@@ -254,9 +291,12 @@ class Controller:
     async def _cancel_old(self) -> int:
         """Give up the games under way that are too old now, all seats together; they begin anew as the next attempt."""
         old = self._memory.began_before(self._config.buffer.max_staleness or 0)
-        for match in old:
-            await self._pool.cancel(match.episode_id)
+        await self._cancel(old)
         return len(old)
+
+    async def _cancel(self, matches: list[PendingMatch]) -> None:
+        for match in matches:
+            await self._pool.cancel(match.episode_id)
 
     def _segments(self, episodes: list[Episode], scores: list[Weighted]) -> list[Segment]:
         """Episodes and what was said of them → token streams with advantages: all that the trainer sees."""
@@ -295,6 +335,7 @@ class Controller:
             scorers=self._scoring.figures(), length_generated=memory.generated.figures(), length_trained=memory.trained.figures(),
             episodes_per_s=episodes_per_s, sampled_tokens_per_s=tokens_per_s,
             agents={a: self._agent_step(a, a in moved, trained.get(a)) for a in sorted(memory.versions)},
+            league=self._league_link.figures() if self._league_link else {},
             **figures,
         )  # fmt: skip
         self._metrics.write(report.step, flat_metrics(report))

@@ -16,6 +16,7 @@ from selfplay.store.state import Consumed, PendingMatch, ResumePlan, RunState, p
 from selfplay.types import PolicyVersion
 
 TOO_STALE = "too stale"
+TAKEN_BACK = "version taken back"
 
 
 class Memory:
@@ -32,6 +33,7 @@ class Memory:
         """Agent → version of the trainer's weights."""
         self.published = dict(state.versions)
         """Agent → version that is current on every engine."""
+        self.valid_from = dict(state.valid_from)
         self.began_with: dict[PendingMatch, dict[str, int]] = {}
         """What is being played → the versions that were current when it began."""
         self.scores: dict[int, Weighted] = {}
@@ -99,6 +101,17 @@ class Memory:
             self._drop([s.seq for s in stale], TOO_STALE)
         return len(stale)
 
+    def take_back(self, agent: str) -> None:
+        """The trainer's weights of ``agent`` are those of an earlier time: they get a number that nobody had."""
+        self.versions[agent] = self.valid_from[agent] = self.next_version(agent)
+
+    def discard_taken_back(self) -> int:
+        """Drop what waits and was sampled by versions that were taken back, counted; how many episodes."""
+        seqs = sorted({s for a, first in self.valid_from.items() for s in self.buffer.older_than(a, first)})
+        for seq in seqs:
+            self.discard(seq, TAKEN_BACK)
+        return len(seqs)
+
     def score(self, seq: int, scores: Weighted) -> None:
         """All scorers have answered: the episode may be trained on, unless it was dropped meanwhile."""
         if self.buffer.make_ready(seq):
@@ -134,6 +147,6 @@ class Memory:
             step=self.step, versions=dict(self.versions), digests=self.digests(), consumed_below=self._consumed.below,
             consumed_beyond=self._consumed.beyond, logged=self._log.next_seq, next_match=self.next_match,
             pending=(*sorted(self.began_with), *self.replays), ledger=self.ledger.snapshot(), algorithm=algorithm,
-            averages=self.averages,
+            averages=self.averages, valid_from=dict(self.valid_from),
             counters={"elapsed_s": self.elapsed_s},
         )  # fmt: skip

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -151,28 +151,35 @@ class Publisher:
             ),
         )
 
-    async def publish_all(self, versions: Sequence[PolicyVersion]) -> dict[str, SyncReport]:
-        """`publish` each of ``versions``; under one hold where the manner is to hold everybody."""
+    async def publish_all(
+        self, versions: Sequence[PolicyVersion], parents: Mapping[str, PolicyVersion] | None = None
+    ) -> dict[str, SyncReport]:
+        """`publish` each of ``versions``; under one hold where the manner is to hold everybody.
+
+        ``parents``: agent → the version that its new one comes from, where that is not the one before it.
+        """
+        parents = parents or {}
         if self._manner.hold != "everybody" or not versions:
-            return {v.agent: await self.publish(v) for v in versions}
+            return {v.agent: await self.publish(v, parents.get(v.agent)) for v in versions}
         start = time.monotonic()
         async with self._held(()) as waited_for:
-            reports = [await self.publish(v) for v in versions]
+            reports = [await self.publish(v, parents.get(v.agent)) for v in versions]
         held_s = time.monotonic() - start
         return {
             r.version.agent: msgspec.structs.replace(r, held_s=held_s, waited_for=waited_for) for r in reports
         }  # fmt: skip
 
-    async def publish(self, version: PolicyVersion) -> SyncReport:
+    async def publish(self, version: PolicyVersion, parent: PolicyVersion | None = None) -> SyncReport:
         """Make ``version`` (the trainer's present weights of that agent) current everywhere.
 
+        ``parent``: the version it comes from, where that is not the one before it.
         Raises `SyncError` when every try failed or the probe is out of bounds; the old version is then still current.
         """
         start = time.monotonic()
         exported = await self._trainer.export(
             lambda request: Export(
                 request=request, version=version, folder=str(self._adapters), transport=self._transport,
-                address=self._address,
+                address=self._address, parent=parent,
             ),
             self._timeout_s,
         )  # fmt: skip

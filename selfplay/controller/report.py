@@ -85,6 +85,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     agents: dict[str, AgentStep]
     evaluation: dict[str, float] = msgspec.field(default_factory=dict)
     """Of the versions that are current after the step; empty in steps without one."""
+    league: dict[str, float] = msgspec.field(default_factory=dict)
+    """Snapshots that can be met, rollbacks, and how the gate's test stands."""
 
 
 def flat_metrics(report: StepReport) -> dict[str, float | int | str | bool]:

@@ -18,6 +18,7 @@ from selfplay.wire.messages import (
     Exported,
     FromTrainer,
     JoinWeights,
+    Restore,
     Save,
     Send,
     Sent,
@@ -101,11 +102,19 @@ class TrainerLink:
         )  # fmt: skip
         return replies[0].logprobs
 
-    async def save(self, folder: str, timeout_s: float) -> None:
-        """Write adapters and optimizer state of all agents into ``folder``."""
+    async def save(self, folder: str, timeout_s: float, agent: str = "") -> None:
+        """Write adapters and optimizer state of all agents, or of one, into ``folder``."""
         await self._all(
-            lambda _rank, request: Save(request=request, folder=folder), TrainerDone, f"save to {folder}", timeout_s
-        )
+            lambda _rank, request: Save(request=request, folder=folder, agent=agent),
+            TrainerDone, f"save to {folder}", timeout_s,
+        )  # fmt: skip
+
+    async def restore(self, agent: str, folder: str, timeout_s: float) -> None:
+        """Take one agent back to what `save` wrote of it."""
+        await self._all(
+            lambda _rank, request: Restore(request=request, folder=folder, agent=agent),
+            TrainerDone, f"restore {agent} from {folder}", timeout_s,
+        )  # fmt: skip
 
     async def export(self, make: Callable[[int], Export], timeout_s: float) -> Exported:
         """Gather one adapter into a bucket for `send`; it is written to the store meanwhile."""

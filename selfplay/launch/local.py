@@ -20,6 +20,8 @@ from selfplay.buffer import EpisodeBuffer
 from selfplay.config.derive import batches_ahead, version_lag
 from selfplay.controller.controller import TRAINER_FOLDER, Controller
 from selfplay.controller.evaluator import Evaluator
+from selfplay.controller.gate_stage import GateStage
+from selfplay.controller.good_versions import GoodVersions
 from selfplay.controller.league_link import LeagueLink
 from selfplay.controller.memory import Memory
 from selfplay.controller.policy_link import PolicyLink
@@ -34,6 +36,7 @@ from selfplay.launch.launchers import open_launcher, worker_launch
 from selfplay.launch.plan import PROBE_BOUND, RunPlan
 from selfplay.launch.serving import judge_socket, policy_socket, server_config
 from selfplay.league import LeagueRecords
+from selfplay.league.gate import Gate
 from selfplay.league.league import League
 from selfplay.league.pool import SnapshotPool
 from selfplay.pool import PoolConfig, PoolSupervisor
@@ -119,7 +122,7 @@ class Session:
         publisher = self._publisher(runtime, trainer, policies, info)
         await self._publish_start(publisher, policies)
         waits = Waits()
-        link = await self._link_league(stack, league, policies, memory)
+        link = await self._link_league(stack, league, policies, trainer, memory)
         controller = Controller(
             config=config, log=log, metrics=metrics,
             checkpoints=Checkpoints(self._run.checkpoints, keep=config.checkpoint.keep, say=say),
@@ -193,16 +196,29 @@ class Session:
             raise StoreError(f"{error}; remove the file, it is made again from the episode log") from error
 
     async def _link_league(
-        self, stack: contextlib.AsyncExitStack, records: LeagueRecords, policies: list[PolicyLink], memory: Memory
+        self,
+        stack: contextlib.AsyncExitStack,
+        records: LeagueRecords,
+        policies: list[PolicyLink],
+        trainer: TrainerLink,
+        memory: Memory,
     ) -> LeagueLink:
         """Opponents by rule, and the snapshots they are drawn from, as far as the run had come."""
         plan, config = self._plan, self._plan.config
         snapshots = SnapshotPool(self._run.league_path)
         stack.callback(snapshots.close)
         league = League(plan.matchmaker, config.league, snapshots, records, seed=config.seed)
+        gate = good = None
+        if config.league.gate:
+            slots = config.rollout.workers * config.rollout.concurrency
+            most = max(1, int(config.league.gate_share * slots))
+            tests = Gate(plan.matchmaker, config.league, snapshots, seed=config.seed, most=most)
+            gate = GateStage(tests, league, records, self._observer.event)
+        if config.league.on_alarm == "rollback":
+            good = GoodVersions(self._run.good, snapshots, trainer, config.train.timeout_s)
         link = LeagueLink(
             league, snapshots, config.league, self._store, policies, agents=plan.agents,
-            timeout_s=config.sync.timeout_s, say=self._observer.event,
+            timeout_s=config.sync.timeout_s, say=self._observer.event, gate=gate, good=good,
         )  # fmt: skip
         await link.start(memory.step, memory.published)
         return link

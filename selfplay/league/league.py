@@ -18,23 +18,26 @@ import msgspec
 
 from selfplay.config.league import LeagueConfig
 from selfplay.errors import ConfigError, suggestion
+from selfplay.league.gate import Verdict, gate_hypotheses
 from selfplay.league.matchmaker import LLM, Matchmaker
-from selfplay.league.opponents import RULES, Rule, Tally, weights
+from selfplay.league.meetings import Meetings
+from selfplay.league.opponents import RULES, Rule, Tally, normalised, weights
 from selfplay.league.pool import Snapshot, SnapshotPool
-from selfplay.league.records import PAST, LeagueRecords
+from selfplay.league.records import LeagueRecords, served_name
 from selfplay.types import BASE, Match, PolicyVersion, SeatAssignment, derive_seed
 
 MAX_DRAWS = 100_000
 
 
-def served_name(version: PolicyVersion) -> PolicyVersion:
-    """The name under which a snapshot is served."""
-    return PolicyVersion(PAST + version.agent, version.version)
-
-
 def check_league(config: LeagueConfig, agents: Sequence[str], bots: Sequence[str]) -> None:
     """Raise `ConfigError` for rules that name unknown agents, rules or bots, or that have nobody to choose from."""
+    if config.gate:
+        gate_hypotheses(config)
     for agent in config.rules:
+        if agent in config.exploiters:
+            raise ConfigError(
+                f"league.rules.{agent}: an exploiter meets its target and nobody else; leave the rule out"
+            )
         if agent not in agents:
             raise ConfigError(f"league.rules.{agent}: no trained agent has that name{suggestion(agent, agents)}")
     for rule, weight in config.mix.items():
@@ -62,6 +65,7 @@ class League:
     ) -> None:
         self._maker, self._config, self._pool, self._records, self._seed = maker, config, pool, records, seed
         self._agents = maker.trained_agents
+        self._meetings = Meetings()
         self._draws: OrderedDict[int, tuple[SeatAssignment, ...]] = OrderedDict()
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._members: list[Snapshot] = []
@@ -96,8 +100,12 @@ class League:
     def _draw(self, plain: Match) -> tuple[SeatAssignment, ...]:
         rng = random.Random(derive_seed(self._seed, "opponents", plain.index))
         learner = self.learner(plain.index)
+        if learner in self._config.exploiters:
+            self._meetings.add(learner, "exploit", self._config.exploiters[learner].target)
+            return self._maker.table_of(learner)
         rule = self._rule(learner, rng)
         if rule == "latest":
+            self._meetings.add(learner, rule, "everybody as they are")
             return plain.seats
         mine = [s for s in plain.seats if s.trained and s.agent == learner]
         kept = rng.choice(mine).seat
@@ -110,22 +118,27 @@ class League:
         named = self._config.rule_of(learner)
         if named != "mix":
             return named
-        rules = sorted(self._config.mix)
-        chosen = rng.choices(rules, [self._config.mix[r] for r in rules])[0]
-        return next(r for r in RULES if r == chosen)
+        rules = [r for r in RULES if r in self._config.mix]
+        shares = normalised([self._config.mix[r] for r in rules])
+        chosen = rng.choices(rules, shares)[0]
+        self._meetings.add(learner, "mix", chosen, dict(zip(rules, shares, strict=True)))
+        return chosen
 
     def _opponent(
         self, rule: Rule, learner: str, seat: SeatAssignment, like: SeatAssignment, rng: random.Random
     ) -> SeatAssignment:
         if rule == "mirror":
+            self._meetings.add(learner, rule, learner)
             return msgspec.structs.replace(like, seat=seat.seat)
-        names = list(self._config.fixed) if rule == "fixed" else self.candidates(learner, seat)
-        chosen = rng.choices(names, weights(rule, learner, names, self._tallies))[0]
+        names = list(self._config.fixed) if rule == "fixed" else self.candidates(seat)
+        shares = weights(rule, learner, names, self._tallies)
+        chosen = rng.choices(names, shares)[0]
+        self._meetings.add(learner, rule, chosen, dict(zip(names, shares, strict=True)))
         return self._seat(chosen, seat)
 
-    def candidates(self, learner: str, seat: SeatAssignment) -> list[str]:
-        """Whom a rule over the past chooses from: snapshots of who sits there (of anybody, where nobody else does), and anchors."""
-        agents = {seat.agent} if seat.agent != learner else {learner}
+    def candidates(self, seat: SeatAssignment) -> list[str]:
+        """Whom a rule over the past chooses from: snapshots of who sits there, of exploiters of that seat, and anchors."""
+        agents = {seat.agent, *(e for e in self._config.exploiters if seat.seat in self._maker.seats_of(e))}
         past = [str(s.version) for s in self._members if s.version.agent in agents]
         return [*past, *self._config.anchors]
 
@@ -143,17 +156,57 @@ class League:
 
     def due(self, step: int) -> bool:
         """Whether snapshots are taken after ``step``."""
-        return self._config.needs_past and step % self._config.snapshot_every == 0
+        return self._config.takes_snapshots and step % self._config.snapshot_every == 0
 
     def add_snapshot(self, version: PolicyVersion, step: int, digest: str) -> list[PolicyVersion]:
         """Freeze ``version`` as a member; the versions that have to leave for it. Frozen before: nothing happens."""
         self._pool.add(Snapshot(version=version, step=step, digest=digest, standing="member"))
-        members = self._pool.members(version.agent)
+        return self._make_room(version.agent)
+
+    def add_candidate(self, version: PolicyVersion, step: int, digest: str) -> None:
+        """Freeze ``version``; nobody meets it before the gate has promoted it."""
+        self._pool.add(Snapshot(version=version, step=step, digest=digest, standing="candidate"))
+
+    def decide(self, verdict: Verdict) -> list[PolicyVersion]:
+        """Do as the gate says; the versions that nobody meets any more."""
+        if verdict.outcome == "rejected":
+            self._pool.mark(verdict.candidate, "rejected")
+            return [verdict.candidate]
+        self._pool.mark(verdict.candidate, "member")
+        self._pool.crown(verdict.candidate)
+        return self._make_room(verdict.candidate.agent)
+
+    def withdraw(self, agent: str, newer_than: int) -> list[PolicyVersion]:
+        """Snapshots of an agent that was taken back behind them are met no more; the best of the rest is its incumbent."""
+        found = [s for s in self._pool.all(agent) if s.version.version > newer_than]
+        leaving = [s.version for s in found if s.standing in ("member", "candidate")]
+        for version in leaving:
+            self._pool.mark(version, "evicted")
+        self._pool.crown_where_none(agent)
+        self.refresh()
+        return leaving
+
+    def _make_room(self, agent: str) -> list[PolicyVersion]:
+        members = self._pool.members(agent)
         leaving = [s.version for s in members[: max(0, len(members) - self._config.pool)]]
         for old in leaving:
             self._pool.mark(old, "evicted")
         self.refresh()
         return leaving
+
+    def free_candidates(self) -> None:
+        """Without a gate whoever waits before it is a member."""
+        for snapshot in self._pool.all():
+            if snapshot.standing == "candidate":
+                self._pool.mark(snapshot.version, "member")
+
+    def num_members(self) -> dict[str, int]:
+        """Agent → snapshots that can be met."""
+        return {a: sum(s.version.agent == a for s in self._members) for a in self._agents} if self._members else {}
+
+    def note_meetings(self) -> None:
+        """Put on disk who was drawn how often since the last call."""
+        self._pool.note(self._meetings.pop())
 
     @property
     def snapshots(self) -> tuple[Snapshot, ...]:
@@ -162,5 +215,5 @@ class League:
 
 
 def league_slots(config: LeagueConfig, num_agents: int) -> int:
-    """Adapter slots that snapshots need: the pool of every agent, and one that is on its way."""
-    return num_agents * (config.pool + 1) if config.needs_past else 0
+    """Adapter slots that snapshots need: the pool of every agent, one that is on its way, and one before the gate."""
+    return num_agents * (config.pool + 1 + config.gate) if config.takes_snapshots else 0

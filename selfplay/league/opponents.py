@@ -50,9 +50,9 @@ def weights(rule: Rule, learner: str, candidates: Sequence[str], record: Record)
     if rule in ("pfsp_hard", "pfsp_even"):
         rates = [lineage_tally(learner, c, record).win_rate for c in candidates]
         shape: Callable[[float], float] = (lambda p: (1 - p) ** 2) if rule == "pfsp_hard" else (lambda p: p * (1 - p))
-        return _normalised([max(FLOOR, shape(p)) for p in rates])
+        return normalised([max(FLOOR, shape(p)) for p in rates])
     if rule == "psro_nash":
-        return _normalised([max(FLOOR, w) for w in _nash(candidates, record)])
+        return normalised([max(FLOOR, w) for w in _nash(candidates, record)])
     raise ValueError(f"rule {rule} does not choose among candidates")
 
 
@@ -83,6 +83,7 @@ def _nash(candidates: Sequence[str], record: Record) -> list[float]:
     return nash_average(table)
 
 
-def _normalised(values: Sequence[float]) -> list[float]:
+def normalised(values: Sequence[float]) -> list[float]:
+    """Shares of their sum."""
     total = sum(values)
     return [v / total for v in values]

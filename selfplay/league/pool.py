@@ -1,4 +1,5 @@
-"""The league's own pages in ``league.sqlite``: snapshots with their digests, incumbents, and what the gate said of whom.
+"""The league's own pages in ``league.sqlite``: snapshots with their digests, incumbents, what the gate said of whom, good versions
+to go back to, and who was drawn how often.
 
 In: versions as they are frozen. Out: what a resumed run needs to go on with the same opponents. The games themselves are
 `selfplay.league.records`'.
@@ -7,12 +8,14 @@ In: versions as they are frozen. Out: what a resumed run needs to go on with the
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from selfplay.errors import StoreError
+from selfplay.league.meetings import Meeting
 from selfplay.types import PolicyVersion
 
 Standing = Literal["candidate", "member", "rejected", "evicted"]
@@ -20,8 +23,24 @@ _TABLE = """
 CREATE TABLE IF NOT EXISTS snapshots (
     agent TEXT NOT NULL, version INTEGER NOT NULL, step INTEGER NOT NULL, digest TEXT NOT NULL, standing TEXT NOT NULL,
     incumbent INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (agent, version)
-) STRICT
+) STRICT;
+CREATE TABLE IF NOT EXISTS good (
+    agent TEXT NOT NULL, version INTEGER NOT NULL, step INTEGER NOT NULL, proven INTEGER NOT NULL,
+    PRIMARY KEY (agent, version)
+) STRICT;
+CREATE TABLE IF NOT EXISTS meetings (
+    agent TEXT NOT NULL, rule TEXT NOT NULL, opponent TEXT NOT NULL, met INTEGER NOT NULL, expected REAL NOT NULL,
+    variance REAL NOT NULL, PRIMARY KEY (agent, rule, opponent)
+) STRICT;
 """
+
+
+class Good(msgspec.Struct, frozen=True, kw_only=True):
+    """A version whose training state is kept. ``proven``: the agent was still healthy when the next one was marked."""
+
+    version: PolicyVersion
+    step: int
+    proven: bool
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +61,7 @@ class SnapshotPool:
         self._path = path
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.execute(_TABLE)
+            self._db.executescript(_TABLE)
         except sqlite3.Error as e:
             raise StoreError(f"{path} cannot be read or written: {e}") from e
 
@@ -89,9 +108,53 @@ class SnapshotPool:
         """``version`` is its agent's incumbent from now on."""
         self._run("UPDATE snapshots SET incumbent = (version = ?) WHERE agent = ?", (version.version, version.agent))
 
+    def crown_where_none(self, agent: str) -> None:
+        """Where the incumbent is gone, the newest member is it: with a gate every member was the best in its time."""
+        members = self.members(agent)
+        if members and not any(s.incumbent for s in members):
+            self.crown(members[-1].version)
+
     def go_back(self, step: int) -> None:
-        """Forget snapshots of steps after ``step``: a resumed run was set back behind them."""
+        """Forget snapshots and good versions of steps after ``step``: a resumed run was set back behind them."""
         self._run("DELETE FROM snapshots WHERE step > ?", (step,))
+        self._run("DELETE FROM good WHERE step > ?", (step,))
+
+    # ── good versions ────────────────────────────────────────────────────────────────────────────
+
+    def good(self, agent: str) -> list[Good]:
+        """Versions that a rollback can go to, oldest first."""
+        rows = self._run("SELECT version, step, proven FROM good WHERE agent = ? ORDER BY step", (agent,))
+        return [Good(version=PolicyVersion(agent, v), step=s, proven=bool(p)) for v, s, p in rows]
+
+    def set_good(self, agent: str, marks: Sequence[Good]) -> None:
+        """Replace the good versions of an agent."""
+        self._run("BEGIN IMMEDIATE")
+        self._run("DELETE FROM good WHERE agent = ?", (agent,))
+        for mark in marks:
+            self._run(
+                "INSERT INTO good VALUES (?, ?, ?, ?)", (agent, mark.version.version, mark.step, int(mark.proven))
+            )
+        self._run("COMMIT")
+
+    # ── meetings ─────────────────────────────────────────────────────────────────────────────────
+
+    def note(self, meetings: Sequence[Meeting]) -> None:
+        """Add to the sums."""
+        if not meetings:
+            return
+        self._run("BEGIN IMMEDIATE")
+        for m in meetings:
+            self._run(
+                "INSERT INTO meetings VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET met = met + excluded.met, "
+                "expected = expected + excluded.expected, variance = variance + excluded.variance",
+                (m.agent, m.rule, m.opponent, m.met, m.expected, m.variance),
+            )
+        self._run("COMMIT")
+
+    def meetings(self) -> list[Meeting]:
+        """All sums, by agent and rule."""
+        rows = self._run("SELECT agent, rule, opponent, met, expected, variance FROM meetings ORDER BY 1, 2, 3")
+        return [Meeting(agent=a, rule=r, opponent=o, met=m, expected=e, variance=v) for a, r, o, m, e, v in rows]
 
     def close(self) -> None:
         """Idempotent."""

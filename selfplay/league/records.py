@@ -8,6 +8,7 @@ played by more than one version is ``agent@lo..hi`` and stays out of comparisons
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import Any
 import msgspec
 
 from selfplay.errors import StoreError
-from selfplay.types import BASE, Ended, Episode, SeatAssignment
+from selfplay.types import BASE, Ended, Episode, PolicyVersion, SeatAssignment
 
 SCHEMA = 1
 PAST = "past-"
@@ -30,6 +31,11 @@ CREATE TABLE IF NOT EXISTS games (
     rewards TEXT NOT NULL, turns INTEGER NOT NULL, tokens INTEGER NOT NULL
 ) STRICT
 """
+
+
+def served_name(version: PolicyVersion) -> PolicyVersion:
+    """The name under which a snapshot is served."""
+    return PolicyVersion(PAST + version.agent, version.version)
 
 
 class GameRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,10 +111,11 @@ Tally = SeatShare | Payoff
 
 
 class LeagueRecords:
-    """The games of a run. One thread at a time; every `add` is on disk when it returns."""
+    """The games of a run. Threads may add; every `add` is on disk when it returns."""
 
     def __init__(self, path: Path, db: sqlite3.Connection) -> None:
         self._path, self._db = path, db
+        self._writing = threading.Lock()
 
     @classmethod
     def open(cls, path: Path) -> LeagueRecords:
@@ -140,7 +147,7 @@ class LeagueRecords:
         Raises `StoreError` when a game of the same id is on record with another result.
         """
         new = 0
-        with _sqlite_errors(self._path), self._transaction():
+        with self._writing, _sqlite_errors(self._path), self._transaction():
             for episode in episodes:
                 new += self._insert(game_record(episode))
         return new

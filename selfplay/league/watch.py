@@ -68,25 +68,38 @@ class CollapseWatch:
             repetition=texts.most_common(1)[0][1] / len(turns) if turns else None,
         )  # fmt: skip
 
-    def alarms(self) -> list[str]:
-        """Why the agent seems to collapse; empty while it does not, or while the window is not full."""
+    @property
+    def is_healthy(self) -> bool:
+        """Whether a full window shows nothing wrong."""
+        return len(self._window) == self._limits.window and not self.alarms()
+
+    def reset(self) -> None:
+        """The agent is another one now: look at what it plays from here on."""
+        self._window.clear()
+
+    def alarms(self) -> dict[str, str]:
+        """Figure → why the agent seems to collapse; empty while it does not, or while the window is not full."""
         limits, now = self._limits, self.health()
         if now.episodes < limits.window:
-            return []
-        out = []
+            return {}
+        out = {}
         if limits.min_anchor_share and now.anchor_share is not None and now.anchor_share < limits.min_anchor_share:
-            out.append(f"win share against anchors {now.anchor_share:.2f} is below {limits.min_anchor_share:.2f}")
+            out["anchor_share"] = (
+                f"win share against anchors {now.anchor_share:.2f} is below {limits.min_anchor_share:.2f}"
+            )
         if limits.max_length_ratio and self._first_length and now.length is not None:
             ratio = now.length / self._first_length
             if ratio > limits.max_length_ratio:
-                out.append(f"answers are {ratio:.1f} times as long as at first, above {limits.max_length_ratio:.1f}")
+                out["length"] = (
+                    f"answers are {ratio:.1f} times as long as at first, above {limits.max_length_ratio:.1f}"
+                )
         if now.entropy is not None and now.entropy < limits.min_entropy:
-            out.append(f"entropy {now.entropy:.4f} nats a token is below {limits.min_entropy:.4f}")
+            out["entropy"] = f"entropy {now.entropy:.4f} nats a token is below {limits.min_entropy:.4f}"
         if now.illegal is not None and now.illegal > limits.max_illegal:
-            out.append(f"{now.illegal:.0%} of the answers are illegal, above {limits.max_illegal:.0%}")
+            out["illegal"] = f"{now.illegal:.0%} of the answers are illegal, above {limits.max_illegal:.0%}"
         if now.repetition is not None and now.repetition > limits.max_repetition:
-            out.append(f"{now.repetition:.0%} of the answers are the same, above {limits.max_repetition:.0%}")
-        return [f"{self._agent}: {reason} (last {now.episodes} episodes)" for reason in out]
+            out["repetition"] = f"{now.repetition:.0%} of the answers are the same, above {limits.max_repetition:.0%}"
+        return {kind: f"{self._agent}: {why} (last {now.episodes} episodes)" for kind, why in out.items()}
 
     def _anchor_share(self) -> float | None:
         """Wins and half the draws against tables of anchors only."""

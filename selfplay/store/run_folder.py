@@ -7,6 +7,7 @@
         scores/         what scorers said of them
         checkpoints/    STEP/                           league.sqlite   every game's result
         logs/           one file per process            .lock           held while a controller owns the run
+        good/           what agents can be taken back to, where ``league.on_alarm`` says so
 
 In: a name, a config, and what the manifest shall say. Out: paths, and a lock that the kernel releases however the
 controller ends. Everything is written by temp name, fsync and rename.
@@ -145,6 +146,10 @@ class RunFolder:
     @property
     def league_path(self) -> Path:
         return self.path / "league.sqlite"
+
+    @property
+    def good(self) -> Path:
+        return self.path / "good"
 
     @property
     def logs(self) -> Path:

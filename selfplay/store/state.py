@@ -51,6 +51,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """State of the algorithm: baselines."""
     averages: tuple[float, ...] = ()
     """Totals of the average policy, where ``eval.every`` keeps one."""
+    valid_from: dict[str, int] = {}
+    """Agent that was taken back → its first version since: episodes by earlier ones are not trained on."""
     rng: dict[str, tuple[int, ...]] = {}
     counters: dict[str, float] = {}
 

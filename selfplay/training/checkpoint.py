@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import warnings
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -43,25 +43,27 @@ class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Digest of names and shapes of all agents' adapter matrices."""
 
 
-def save(trainer: Trainer, folder: Path) -> None:
-    """Write the state into ``folder``, which must not exist; a collective: every rank returns when it is on disk.
+def save(trainer: Trainer, folder: Path, agent: str = "") -> None:
+    """Write the state, or that of one agent, into ``folder``, which must not exist; a collective: every rank returns when it is on disk.
 
     Raises `TrainerError` when the ranks' adapters are not bit-identical, `StoreError` when the disk refuses.
     """
-    state = _state(trainer)
+    agents = _agents(trainer, agent)
+    state = _state(trainer, agents)
     trainer.group.require_equal("their adapters", _fingerprints(trainer))
     if trainer.group.rank == 0:
         with new_folder(folder) as temp, _one_process():
             with store_errors(folder):
                 state_dict_saver.save(state, storage_writer=HuggingFaceStorageWriter(str(temp)), no_dist=True)
-            write_bytes(temp / RECORD, msgspec.json.encode(_record(trainer)))
+            write_bytes(temp / RECORD, msgspec.json.encode(_record(trainer, agents)))
     trainer.group.barrier()
 
 
-def load(trainer: Trainer, folder: Path) -> None:
-    """Take the state over from ``folder``; raises `StoreError` or `TrainerError` saying what does not fit."""
+def load(trainer: Trainer, folder: Path, agent: str = "") -> None:
+    """Take the state, or that of one agent, over from ``folder``; raises `StoreError` or `TrainerError` saying what does not fit."""
+    agents = _agents(trainer, agent)
     record = _read_record(folder)
-    expected = _record(trainer)
+    expected = _record(trainer, agents)
     for field, remedy in (
         ("agents", "seats"),
         ("lora_rank", "lora.rank"),
@@ -71,20 +73,30 @@ def load(trainer: Trainer, folder: Path) -> None:
         saved, now = getattr(record, field), getattr(expected, field)
         if saved != now:
             raise TrainerError(f"checkpoint {folder} has {field} {saved}, this run has {now}: {remedy} changed")
-    state = {name: torch.empty_like(tensor) for name, tensor in _state(trainer).items()}
+    state = {name: torch.empty_like(tensor) for name, tensor in _state(trainer, agents).items()}
     try:
         with _one_process(), store_errors(folder):
             state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     except CheckpointException as e:
         raise StoreError(f"checkpoint {folder} cannot be read: {str(e).splitlines()[0]}") from e
-    _apply(trainer, state)
-    trainer.num_steps = record.step
+    _apply(trainer, agents, state)
+    if not agent:
+        torch.set_rng_state(state["rng"])
+        trainer.num_steps = record.step
 
 
-def _state(trainer: Trainer) -> dict[str, Tensor]:
+def _agents(trainer: Trainer, agent: str) -> list[str]:
+    """All agents, sorted, or the one that is named."""
+    if agent and agent not in trainer.optimizers:
+        raise TrainerError(f"there is no agent {agent!r} here: they are {', '.join(sorted(trainer.optimizers))}")
+    return [agent] if agent else sorted(trainer.optimizers)
+
+
+def _state(trainer: Trainer, agents: Sequence[str]) -> dict[str, Tensor]:
     """Name → tensor on the host; agent names hold no dot, so names are unambiguous."""
     out: dict[str, Tensor] = {"rng": torch.get_rng_state()}
-    for agent, optimizer in trainer.optimizers.items():
+    for agent in agents:
+        optimizer = trainer.optimizers[agent]
         exp_avg, exp_avg_sq, *counts = optimizer.state()
         out[f"{agent}.flat"] = optimizer.flat.detach().cpu()
         out[f"{agent}.exp_avg"], out[f"{agent}.exp_avg_sq"] = exp_avg.cpu(), exp_avg_sq.cpu()
@@ -94,20 +106,20 @@ def _state(trainer: Trainer) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _apply(trainer: Trainer, state: dict[str, Tensor]) -> None:
-    for agent, optimizer in trainer.optimizers.items():
+def _apply(trainer: Trainer, agents: Sequence[str], state: dict[str, Tensor]) -> None:
+    for agent in agents:
+        optimizer = trainer.optimizers[agent]
         optimizer.flat.copy_(state[f"{agent}.flat"])
         exp_avg, exp_avg_sq = (state[f"{agent}.{name}"].to(optimizer.flat.device) for name in ("exp_avg", "exp_avg_sq"))
         num_steps, num_updates = state[f"{agent}.counts"].tolist()
         optimizer.restore(exp_avg, exp_avg_sq, num_steps, num_updates)
         trainer.references[agent] = state[f"{agent}.reference"].to(optimizer.flat.device)
-    torch.set_rng_state(state["rng"])
 
 
-def _record(trainer: Trainer) -> TrainerRecord:
-    layouts = {agent: adapter.layout for agent, adapter in sorted(trainer.policy.adapters.items())}
+def _record(trainer: Trainer, agents: Sequence[str]) -> TrainerRecord:
+    layouts = {agent: trainer.policy.adapters[agent].layout for agent in agents}
     return TrainerRecord(
-        format=FORMAT, step=trainer.num_steps, agents=sorted(trainer.optimizers),
+        format=FORMAT, step=trainer.num_steps, agents=list(agents),
         lora_rank={a: layout.rank for a, layout in layouts.items()},
         lora_scale={a: layout.scale for a, layout in layouts.items()}, layout=_layout_digest(layouts.values()),
     )  # fmt: skip

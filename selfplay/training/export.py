@@ -56,7 +56,7 @@ class Exporter:
         bucket = pack(
             tensors, dtype=self._dtype, transport=message.transport, address=message.address, adapter_config=config
         )
-        stored = self._writer.submit(_store, AdapterStore(Path(message.folder)), version, tensors, config)
+        stored = self._writer.submit(_store, AdapterStore(Path(message.folder)), message, tensors, config)
         self._last = _Export(version, bucket, stored)
         return Exported(request=message.request, header=bucket.header)
 
@@ -99,10 +99,11 @@ class Exporter:
         return self._senders[transport]
 
 
-def _store(store: AdapterStore, version: PolicyVersion, tensors: dict[str, Tensor], config: dict[str, Any]) -> str:
-    older = [v for v in store.versions(version.agent) if v < version]
+def _store(store: AdapterStore, message: Export, tensors: dict[str, Tensor], config: dict[str, Any]) -> str:
+    version = message.version
+    before = max((v for v in store.versions(version.agent) if v < version), default=None)
     return store.publish(
-        version, lambda folder: save_adapter(folder, tensors, config), parent=max(older, default=None)
+        version, lambda folder: save_adapter(folder, tensors, config), parent=message.parent or before
     )  # fmt: skip
 
 

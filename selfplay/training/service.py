@@ -2,7 +2,7 @@
 
     RankConfig ─► process group ─► base + adapters (fresh, from the store, or from a checkpoint) ─► answers
 
-A collective message (`TrainStep`, `Save`, `TrainerProbe`) must reach every rank; `Export`, `JoinWeights` and `Send` are
+A collective message (`TrainStep`, `Save`, `Restore`, `TrainerProbe`) must reach every rank; `Export`, `JoinWeights` and `Send` are
 for rank 0 alone.
 """
 
@@ -29,6 +29,7 @@ from selfplay.wire.messages import (
     Export,
     Exported,
     JoinWeights,
+    Restore,
     Save,
     Send,
     Sent,
@@ -71,7 +72,9 @@ class TrainerService:
             case TrainerProbe():
                 return self._probe(message)
             case Save():
-                checkpoint.save(self._trainer, Path(message.folder))
+                checkpoint.save(self._trainer, Path(message.folder), message.agent)
+            case Restore():
+                checkpoint.load(self._trainer, Path(message.folder), message.agent)
             case Export():
                 return self._rank_0("export").export(message)
             case JoinWeights():

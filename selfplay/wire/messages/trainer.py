@@ -76,6 +76,8 @@ class Export(WireMessage, frozen=True, kw_only=True, tag="export"):
     folder: str
     transport: Literal["nccl", "gloo", "shm", "file"]
     address: str
+    parent: PolicyVersion | None = None
+    """The version it comes from; None: the one before it."""
 
 
 class Exported(WireMessage, frozen=True, kw_only=True, tag="exported"):
@@ -105,10 +107,19 @@ class TrainerProbe(WireMessage, frozen=True, kw_only=True, tag="probe"):
 
 
 class Save(WireMessage, frozen=True, kw_only=True, tag="save"):
-    """Controller → every rank: save the training state into ``folder`` (a collective)."""
+    """Controller → every rank: save the training state, or that of one ``agent``, into ``folder`` (a collective)."""
 
     request: RequestId
     folder: str
+    agent: str = ""
+
+
+class Restore(WireMessage, frozen=True, kw_only=True, tag="restore"):
+    """Controller → every rank: take ``agent`` back to what `Save` wrote of it: weights, moments, step counts, reference."""
+
+    request: RequestId
+    folder: str
+    agent: str
 
 
 class Stop(WireMessage, frozen=True, kw_only=True, tag="stop"):
@@ -145,5 +156,5 @@ class TrainerFailed(WireMessage, frozen=True, kw_only=True, tag="failed"):
     message: Text
 
 
-ToTrainer = TrainStep | Export | Send | TrainerProbe | Save | JoinWeights | Stop
+ToTrainer = TrainStep | Export | Send | TrainerProbe | Save | Restore | JoinWeights | Stop
 FromTrainer = TrainerHello | StepDone | Exported | Sent | TrainerDone | TrainerProbed | TrainerRefused | TrainerFailed
