@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -23,6 +24,7 @@ Wins = Callable[[Match], str]
 KNOWN = ("llm", "random", "human")
 
 
+@cache
 def maker_of(*overrides: str, env: str = "kuhn-poker-v0") -> Matchmaker:
     config = load_config(None, [f"env={env}", "seed=3", *overrides])
     return Matchmaker(describe(env, dict(config.env_params)), config, known_players=KNOWN)
@@ -48,14 +50,13 @@ class Site:
         self.gate.refresh(self.records.games())
 
     def play(self, num: int, wins: Wins, ended: str = "natural") -> None:
-        """Up to ``num`` games, recorded as the run does."""
-        for _ in range(num):
-            if not self.gate.wants() or self.outcome != "open":
-                return
+        """Up to ``num`` games, or until the gate has decided; into the record at the end."""
+        games = []
+        while len(games) < num and self.gate.wants() and self.outcome == "open":
             match = self.gate.next_match()
-            game = played(match, wins(match), ended)
-            self.records.add([game])
-            self.gate.take(match, game_record(game))
+            games.append(played(match, wins(match), ended))
+            self.gate.take(match, game_record(games[-1]))
+        self.records.add(games)
 
     @property
     def outcome(self) -> str:

@@ -19,6 +19,7 @@ import msgspec
 
 from selfplay.cli.output import console_for_lines
 from selfplay.errors import StoreError, UserError, suggestion
+from selfplay.league.pool import SnapshotPool, league_facts
 from selfplay.store.atomic import store_errors
 from selfplay.store.checkpoints import Checkpoints
 from selfplay.store.episode_log import EpisodeLog
@@ -138,12 +139,24 @@ def _facts(run: RunFolder, warn: Callable[[str], None]) -> Row:
         "checkpoint_step": checkpoint.step if checkpoint is not None else None,
         "versions": versions | _versions(last), "accounting": _under(last, ACCOUNTING), "episodes_on_disk": stored,
         "episode_bytes": num_bytes, "metrics": {k: v for k, v in last.items() if not k.startswith(ACCOUNTING)},
-        "libraries": run.manifest().libraries, "hardware": run.manifest().hardware,
+        "league": _league(run, warn), "libraries": run.manifest().libraries, "hardware": run.manifest().hardware,
         "paths": {
             "config": str(run.config_path), "metrics": str(run.metrics_path), "adapters": str(run.adapters),
             "episodes": str(run.episodes), "checkpoints": str(run.checkpoints), "league": str(run.league_path), "logs": str(run.logs),
         },
     }  # fmt: skip
+
+
+def _league(run: RunFolder, warn: Callable[[str], None]) -> Row:
+    """Snapshots and where they stand, good versions, and who was met how often beside how often the rules would have it."""
+    if not run.league_path.is_file():
+        return {}
+    try:
+        with contextlib.closing(SnapshotPool(run.league_path, write=False)) as pool:
+            return league_facts(pool)
+    except StoreError as e:
+        warn(str(e))
+        return {}
 
 
 def _last_metrics(run: RunFolder, warn: Callable[[str], None]) -> Row:
@@ -191,7 +204,7 @@ def _describe(facts: Row) -> str:
             for k in ("environment", "model", "engine", "seed", "step", "checkpoint_step", "resumes", "created")
         }
     )
-    for title in ("versions", "accounting", "metrics", "hardware", "libraries", "paths"):
+    for title in ("versions", "league", "accounting", "metrics", "hardware", "libraries", "paths"):
         lines += [f"\n{title}", *(_pairs(facts[title]) or ["  none yet"])]
     return "\n".join(lines)
 

@@ -97,20 +97,22 @@ class LeagueLink:
             self._say(f"collapse watch: {alarm}")
         if self.league.due(step):
             self._owed |= set(published)
+        orders = self._orders(alarms)
+        self._owed -= set(orders.roll_back)
         await self._let_go(busy)
         await self._take_snapshots(step, published)
         await self._let_go(busy)
         self.league.refresh()
         if self.good is not None and step % self._config.snapshot_every == 0:
             await self._mark_good(step, published)
-        return self._orders(alarms)
+        return orders
 
     def taken_back(self, agent: str, good: PolicyVersion) -> None:
         """The controller has taken ``agent`` back to ``good``: what it was in between is no opponent."""
         left = self.league.withdraw(agent, good.version)
         self._leaving += left
         if left:
-            self._say(f"{', '.join(map(str, left))} are opponents no more")
+            self._say(f"met no more: {', '.join(map(str, left))}")
         if self.gate is not None:
             self.gate.start()
         self._watches[agent].reset()

@@ -35,6 +35,7 @@ FIXED = (
     "warm_start",
     "policy.dtype",
     "train.dtype",
+    "league.exploiters",
 )
 """What a resumed run may not change: other matches, other tensors, or another model would not be the same run."""
 

@@ -177,9 +177,14 @@ class League:
         return self._make_room(verdict.candidate.agent)
 
     def withdraw(self, agent: str, newer_than: int) -> list[PolicyVersion]:
-        """Snapshots of an agent that was taken back behind them are met no more; the best of the rest is its incumbent."""
-        found = [s for s in self._pool.all(agent) if s.version.version > newer_than]
-        leaving = [s.version for s in found if s.standing in ("member", "candidate")]
+        """Snapshots of an agent that was taken back behind them are met no more, but for the oldest where all are such.
+
+        The newest that is left is its incumbent.
+        """
+        newer = [s for s in self._pool.all(agent) if s.version.version > newer_than]
+        members = self._pool.members(agent)
+        kept = members[:1] if all(s in newer for s in members) else []
+        leaving = [s.version for s in newer if s.standing in ("member", "candidate") and s not in kept]
         for version in leaving:
             self._pool.mark(version, "evicted")
         self._pool.crown_where_none(agent)

@@ -57,11 +57,16 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class SnapshotPool:
     """Snapshots of all agents; every change is on disk when it returns."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, write: bool = True) -> None:
+        """Without ``write`` the file must be there, and nothing of it changes."""
         self._path = path
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-            self._db.executescript(_TABLE)
+            mode = "rwc" if write else "ro"
+            self._db = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode={mode}", isolation_level=None, check_same_thread=False, uri=True
+            )
+            if write:
+                self._db.executescript(_TABLE)
         except sqlite3.Error as e:
             raise StoreError(f"{path} cannot be read or written: {e}") from e
 
@@ -165,3 +170,18 @@ class SnapshotPool:
             return self._db.execute(statement, values).fetchall()
         except sqlite3.Error as e:
             raise StoreError(f"{self._path} cannot be read or written: {e}") from e
+
+
+def league_facts(pool: SnapshotPool) -> dict[str, str]:
+    """What a person wants to know of a run's league, as names and short texts."""
+    facts: dict[str, list[str]] = {}
+    for s in pool.all():
+        standing = "best" if s.incumbent and s.standing == "member" else s.standing
+        facts.setdefault(f"snapshots {s.version.agent}", []).append(f"@{s.version.version} {standing}")
+    for agent in sorted({s.version.agent for s in pool.all()} | {m.agent for m in pool.meetings()}):
+        marks = [f"@{g.version.version}{'' if g.proven else ' (on probation)'}" for g in pool.good(agent)]
+        facts |= {f"good {agent}": marks} if marks else {}
+    for m in pool.meetings():
+        rule = f"met by {m.agent} ({m.rule})"
+        facts.setdefault(rule, []).append(f"{m.opponent} {m.met} (rule: {m.expected:.1f})")
+    return {name: ", ".join(parts) for name, parts in facts.items()}
