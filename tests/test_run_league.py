@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
+from tests.runs import TINY, Run
 
-from runs import TINY, Run
 from selfplay.league import LeagueRecords
 from selfplay.league.pool import SnapshotPool
 from selfplay.store.adapters import AdapterStore
