@@ -18,7 +18,6 @@ import functools
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from selfplay.errors import WireError
 from selfplay.pool.board import Board, episode, watch_tasks
 from selfplay.pool.config import WorkerConfig
 from selfplay.pool.episodes import EpisodeRunner, failed
+from selfplay.pool.outbox import Outbox
 from selfplay.pool.policy_client import ZmqPolicyClient
 from selfplay.process import live_with_parent
 from selfplay.types import Match
@@ -48,17 +48,8 @@ from selfplay.wire.messages import (
 from selfplay.wire.sockets import connect_dealer, receive
 
 _TICK_S = 0.25
-_LONGEST_RESEND_S = 60.0
 _FLUSH_S = 0.05
 """Between the last message and closing the sockets: they keep nothing back (linger 0)."""
-
-
-class _Parcel(msgspec.Struct):
-    """A result on its way: encoded once, sent until acknowledged, with growing pauses."""
-
-    data: bytes
-    pause_s: float
-    next_at: float = 0.0
 
 
 class Worker:
@@ -78,8 +69,7 @@ class Worker:
         self._outgoing: Codec[WorkerMessage] = Codec(WorkerMessage)
         self._incoming: Codec[ControllerMessage] = Codec(ControllerMessage)
         self._playing: dict[str, asyncio.Task[EpisodeDone | EpisodeFailed]] = {}
-        self._unacked: dict[str, _Parcel] = {}
-        self._something_due = asyncio.Event()
+        self._outbox = Outbox(socket.send, config.pool.resend_s)
         self._draining = False
         self._drained = asyncio.Event()
         self.num_bad_frames = 0
@@ -90,7 +80,7 @@ class Worker:
         await self._socket.send(self._outgoing.encode(hello))
         try:
             async with asyncio.TaskGroup() as group:
-                service = [group.create_task(loop()) for loop in (self._listen, self._send_results, self._tick)]
+                service = [group.create_task(loop()) for loop in (self._listen, self._outbox.run, self._tick)]
                 await self._drained.wait()
                 for task in service:
                     task.cancel()
@@ -114,7 +104,7 @@ class Worker:
         if isinstance(message, PlayMatch):
             self._begin(message.match)
         elif isinstance(message, EpisodeAck):
-            self._unacked.pop(message.episode_id, None)
+            self._outbox.forget(message.episode_id)
         elif isinstance(message, CancelMatch):
             if task := self._playing.get(message.episode_id):
                 task.cancel()
@@ -123,7 +113,7 @@ class Worker:
 
     def _begin(self, match: Match) -> None:
         """Start an episode; one that is being played, or whose result waits for its ack, is not played twice."""
-        if match.episode_id in self._playing or match.episode_id in self._unacked:
+        if match.episode_id in self._playing or match.episode_id in self._outbox:
             return
         with episode(match.index, match.attempt):
             task = asyncio.create_task(self._runner.run(match), name=f"episode {match.episode_id}")
@@ -136,8 +126,7 @@ class Worker:
     def _ended(self, match: Match, task: asyncio.Task[EpisodeDone | EpisodeFailed]) -> None:
         del self._playing[match.episode_id]
         self._end_episode(match.episode_id)
-        self._unacked[match.episode_id] = _Parcel(data=self._encoded(match, task), pause_s=self._config.pool.resend_s)
-        self._something_due.set()
+        self._outbox.put(match.episode_id, self._encoded(match, task))
 
     def _encoded(self, match: Match, task: asyncio.Task[EpisodeDone | EpisodeFailed]) -> bytes:
         if task.cancelled():
@@ -147,21 +136,6 @@ class Worker:
         except WireError as e:  # an episode over the size limit
             return self._outgoing.encode(failed(match, "environment", f"{match.env}: {e}"))
 
-    async def _send_results(self) -> None:
-        while True:
-            self._something_due.clear()
-            now = time.monotonic()
-            for parcel in list(self._unacked.values()):
-                if parcel.next_at <= now:
-                    parcel.next_at = now + parcel.pause_s
-                    parcel.pause_s = min(2 * parcel.pause_s, _LONGEST_RESEND_S)
-                    await self._socket.send(parcel.data)
-            wait_s = (
-                min((p.next_at for p in self._unacked.values()), default=now + _LONGEST_RESEND_S) - time.monotonic()
-            )
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._something_due.wait(), max(0.0, wait_s))
-
     # ── life ──────────────────────────────────────────────────────────────────────────────────
 
     async def _tick(self) -> None:
@@ -170,7 +144,7 @@ class Worker:
             await asyncio.sleep(_TICK_S)
 
     def _check_drained(self) -> None:
-        if self._draining and not self._playing and not self._unacked:
+        if self._draining and not self._playing and not self._outbox:
             self._drained.set()
 
     async def _give_up(self) -> None:

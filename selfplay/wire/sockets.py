@@ -74,34 +74,42 @@ def bind_router(context: zmq.Context[Any], address: str) -> AsyncSocket:
 
     A second peer under an identity that is taken is never heard (no hand-over): it cannot steal the first one's replies.
     """
-    check_listen_address(address)
-    socket = _configured(context, zmq.ROUTER)
-    socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
-    socket.setsockopt(zmq.IPV6, 1)
+    socket = configured(context, zmq.ROUTER)
+    bind(socket, address)
+    return AsyncSocket(socket)
+
+
+def bind(socket: zmq.Socket[bytes], address: str, *, has_curve_keys: bool = False) -> None:
+    """Make a ROUTER listen; it is closed when that raises `ConfigError`."""
     try:
+        check_listen_address(address, has_curve_keys=has_curve_keys)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
         socket.bind(address)
+    except ConfigError:
+        socket.close()
+        raise
     except zmq.ZMQError as e:
         socket.close()
         raise ConfigError(f"cannot listen on {address}: {e.strerror}") from e
-    return AsyncSocket(socket)
 
 
 def connect_dealer(context: zmq.Context[Any], address: str, identity: bytes) -> AsyncSocket:
     """A connected DEALER that speaks as ``identity``."""
-    socket = _configured(context, zmq.DEALER)
+    socket = configured(context, zmq.DEALER)
     socket.setsockopt(zmq.IDENTITY, identity)
-    socket.setsockopt(zmq.IPV6, 1)
     socket.connect(address)
     return AsyncSocket(socket)
 
 
-def _configured(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
+def configured(context: zmq.Context[Any], kind: int) -> zmq.Socket[bytes]:
+    """A socket with this project's limits, not yet bound or connected."""
     socket: zmq.Socket[bytes] = context.socket(kind, socket_class=zmq.Socket)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.IPV6, 1)
     return socket
 
 

@@ -3,6 +3,7 @@
     controller ⇄ environment worker     `FromWorker` / `ToWorker`
     worker or controller ⇄ policy server  `ToPolicy` / `FromPolicy`
     controller ⇄ trainer rank            `ToTrainer` / `FromTrainer`
+    run ⇄ pool of another host           `FromPool` / `ToPool`
 
 All are tagged, array-encoded structs: no field names on the wire, no duplicate keys, unknown tags refused. Both sides
 say `PROTOCOL` in their hello; another number is refused with both numbers in the message.
@@ -46,6 +47,20 @@ from selfplay.wire.messages.policy import (
     StatsResult,
     ToPolicy,
 )
+from selfplay.wire.messages.remote import (
+    AskPolicy,
+    FromPool,
+    PolicyAnswer,
+    PoolHello,
+    PoolLeaves,
+    PoolPulse,
+    PoolRefused,
+    PoolWelcome,
+    RunEnds,
+    RunPulse,
+    Terms,
+    ToPool,
+)
 from selfplay.wire.messages.trainer import (
     AgentReport,
     Export,
@@ -83,6 +98,7 @@ __all__ = [
     "PROTOCOL",
     "AbortInstall",
     "AgentReport",
+    "AskPolicy",
     "BeginInstall",
     "BucketHeader",
     "Cancel",
@@ -101,6 +117,7 @@ __all__ = [
     "Exported",
     "Flights",
     "FromPolicy",
+    "FromPool",
     "FromTrainer",
     "Generate",
     "Generated",
@@ -109,8 +126,14 @@ __all__ = [
     "MakeCurrent",
     "Pin",
     "PlayMatch",
+    "PolicyAnswer",
     "PolicyHello",
     "PolicyInfo",
+    "PoolHello",
+    "PoolLeaves",
+    "PoolPulse",
+    "PoolRefused",
+    "PoolWelcome",
     "Probe",
     "ProbeResult",
     "Refused",
@@ -118,6 +141,8 @@ __all__ = [
     "RequestId",
     "Restore",
     "Retire",
+    "RunEnds",
+    "RunPulse",
     "Save",
     "Score",
     "Scored",
@@ -127,8 +152,10 @@ __all__ = [
     "StatsResult",
     "StepDone",
     "Stop",
+    "Terms",
     "Text",
     "ToPolicy",
+    "ToPool",
     "ToTrainer",
     "TrainStep",
     "TrainerDone",
