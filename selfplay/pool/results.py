@@ -19,6 +19,9 @@ FailureKind = Literal["environment", "invalid", "infrastructure", "cancelled"]
 """environment: the game raised or got stuck; it would again. invalid: an episode came, but it is not sound.
 infrastructure: void, to be played again under the next attempt. cancelled: as asked."""
 
+WORKER_LOST, POOL_LEFT, POOL_FAULT = "worker lost", "pool left", "pool fault"
+"""Reasons of void attempts that say something of their holder and nothing of the match."""
+
 _REASONS = {"environment": "raised", "infrastructure": "engine", "cancelled": "cancelled"}
 _MAX_FAULTS_SHOWN = 5
 _episodes: Codec[Episode] = Codec(Episode)
@@ -41,6 +44,14 @@ class FailedResult(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     traceback: str = ""
 
+    @property
+    def holder_lost(self) -> bool:
+        """Whoever held the match went away or failed: no sign that playing it fails."""
+        return self.reason in (WORKER_LOST, POOL_LEFT, POOL_FAULT)
+
+
+Result = EpisodeResult | FailedResult
+
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
     """One match in the hands of one worker, since a moment of the monotonic clock."""
@@ -58,7 +69,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     age_s: float
 
 
-def checked_result(lease: Lease, message: EpisodeDone | EpisodeFailed) -> EpisodeResult | FailedResult:
+def checked_result(lease: Lease, message: EpisodeDone | EpisodeFailed) -> Result:
     """What a worker's message about its own lease amounts to."""
     match = lease.match
     if isinstance(message, EpisodeFailed):
@@ -94,3 +105,19 @@ def _invalid(match: Match, faults: list[str]) -> FailedResult:
     more = f" (and {len(faults) - _MAX_FAULTS_SHOWN} more)" if len(faults) > _MAX_FAULTS_SHOWN else ""
     message = f"{match.env} seed {match.seed}: episode {match.episode_id} is not sound: {shown}{more}"
     return FailedResult(match=match, kind="invalid", reason="invalid", message=message)
+
+
+def place(match: Match) -> str:
+    """Which game it is, for people."""
+    return f"{match.env} (seed {match.seed}, episode {match.episode_id})"
+
+
+def void_result(lease: Lease, reason: str, how: str) -> FailedResult:
+    """Nothing came of an attempt, through no fault of the match."""
+    return FailedResult(match=lease.match, kind="infrastructure", reason=reason, message=how)
+
+
+def stuck_result(lease: Lease, how: str, stack: str) -> FailedResult:
+    """The game of an attempt held up its worker until that was killed."""
+    message = f"{place(lease.match)} never gave its worker back: {how}"
+    return FailedResult(match=lease.match, kind="environment", reason="stuck", message=message, traceback=stack)

@@ -8,6 +8,9 @@
 A worker is dead when its process has ended, and stuck when its board has not moved for longer than an episode may take;
 being slow to answer is neither. What a dead worker held is void: returned as ``infrastructure`` failures, to be played
 again under the next attempt. The episode that held up a stuck worker is an ``environment`` failure: it would again.
+
+Pools of other processes and hosts are guests (`selfplay.pool.gateway`): they get matches like workers, but nothing they say
+can be worse than void.
 """
 
 from __future__ import annotations
@@ -25,8 +28,18 @@ import zmq
 from selfplay.errors import RunError, WireError, WorkerError
 from selfplay.pool.config import PoolConfig
 from selfplay.pool.leases import Leases
-from selfplay.pool.results import EpisodeResult, FailedResult, Held, Lease, checked_result
-from selfplay.pool.workers import STACK_LINES, Launch, WorkerHandle, launch_local
+from selfplay.pool.results import (
+    POOL_LEFT,
+    WORKER_LOST,
+    EpisodeResult,
+    Held,
+    Result,
+    checked_result,
+    place,
+    stuck_result,
+    void_result,
+)
+from selfplay.pool.workers import Guest, Launch, WorkerHandle, launch_local, stack_of
 from selfplay.process import RuntimeDir
 from selfplay.types import Match
 from selfplay.wire.codec import Codec
@@ -44,10 +57,7 @@ from selfplay.wire.messages import (
 from selfplay.wire.sockets import bind_router, receive, route
 
 WATCH_EVERY_S = 0.1
-_STACK_WAIT_S = 2.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
-
-Result = EpisodeResult | FailedResult
 
 
 class PoolSupervisor:
@@ -74,6 +84,7 @@ class PoolSupervisor:
         self._launch, self._now = launch, monotonic
         self._leases = Leases()
         self._workers: dict[bytes, WorkerHandle] = {}
+        self._guests: dict[str, Guest] = {}
         self._restart_at: dict[int, float] = {}
         self._early_deaths = 0
         self._results: asyncio.Queue[Result | None] = asyncio.Queue()
@@ -107,8 +118,8 @@ class PoolSupervisor:
 
     @property
     def num_free(self) -> int:
-        """Episode slots of live workers without a match."""
-        return sum(self._free_slots(w) for w in self._workers.values())
+        """Episode slots of live workers and guests without a match."""
+        return sum(self._free_slots(w) for w in self._holders())
 
     @property
     def in_flight(self) -> list[Held]:
@@ -130,11 +141,11 @@ class PoolSupervisor:
         data = self._outgoing.encode(PlayMatch(match=match))
         while True:
             await self._until(lambda: self.num_free > 0)
-            worker = max(self._workers.values(), key=self._free_slots)
+            worker = max(self._holders(), key=self._free_slots)
             self._leases.grant(match, worker.name, self._now())
-            if await route(self._socket, worker.identity, data):
+            if worker.give(match) if isinstance(worker, Guest) else await route(self._socket, worker.identity, data):
                 return
-            # The worker went away under our hands: its end is noticed by the watch, the match goes to another.
+            # It went away under our hands: its end is noticed by its watch, the match goes to another.
             worker.ready = False
             self._leases.void(match.episode_id)
 
@@ -190,6 +201,27 @@ class PoolSupervisor:
             self._context = None
         self._results.put_nowait(None)
 
+    # ── guests ────────────────────────────────────────────────────────────────────────────────
+
+    def join(self, guest: Guest) -> None:
+        """From now on ``guest`` gets matches too."""
+        self._guests[guest.name] = guest
+        self._notify()
+
+    def leave(self, guest: Guest, how: str) -> int:
+        """``guest`` is gone; what it held is void. How many matches that were."""
+        del self._guests[guest.name]
+        leases = self._leases.of(guest.name)
+        for lease in leases:
+            self._leases.void(lease.match.episode_id)
+            self._hand_out(void_result(lease, POOL_LEFT, how))
+        self._notify()
+        return len(leases)
+
+    def slots_changed(self) -> None:
+        """A guest takes more or fewer matches than before."""
+        self._notify()
+
     # ── messages from workers ─────────────────────────────────────────────────────────────────
 
     async def _receive(self) -> None:
@@ -207,7 +239,7 @@ class PoolSupervisor:
             if isinstance(message, WorkerHello):
                 self._welcome(worker, message)
             else:
-                await self._take_result(worker, message)
+                await self.take_result(worker, message)
 
     def _welcome(self, worker: WorkerHandle, hello: WorkerHello) -> None:
         if hello.protocol != PROTOCOL:
@@ -218,11 +250,13 @@ class PoolSupervisor:
         else:
             self._leases.counts["bad_frames"] += 1
 
-    async def _take_result(self, worker: WorkerHandle, message: EpisodeDone | EpisodeFailed) -> None:
+    async def take_result(self, worker: WorkerHandle | Guest, message: EpisodeDone | EpisodeFailed) -> None:
+        """What a worker or guest says came of a match that it holds."""
         standing = self._leases.standing(message.episode_id, worker.name)
         if standing == "held":
             lease = self._leases.deliver(message.episode_id)
-            self._hand_out(checked_result(lease, message))
+            result = checked_result(lease, message)
+            self._hand_out(worker.judged(result) if isinstance(worker, Guest) else result)
         elif standing == "delivered":
             # Sent again before the controller had it durable: the acknowledgement will follow.
             self._leases.counts["duplicate"] += 1
@@ -250,6 +284,8 @@ class PoolSupervisor:
             for lease in self._leases.overdue(self._now(), slack_s):
                 if (holder := self._workers.get(lease.worker.encode())) is not None:
                     await self._end_stuck(holder, lease.match.episode_id, self._now() - lease.since)
+                elif (guest := self._guests.get(lease.worker)) is not None:
+                    guest.expel(f"{place(lease.match)} did not end in {self._now() - lease.since:.0f} s")
             for slot, at in list(self._restart_at.items()):
                 if self._now() >= at:
                     del self._restart_at[slot]
@@ -259,12 +295,12 @@ class PoolSupervisor:
         """The process has ended by itself: what it held is void."""
         await asyncio.sleep(WATCH_EVERY_S)  # results it sent before its end are still on their way in
         running = self._leases.find(worker.pulse().running or "")
-        where = f" while it played {_place(running.match)}" if running is not None else ""
+        where = f" while it played {place(running.match)}" if running is not None else ""
         self._lose(worker, f"environment worker{where}: {worker.process.describe_exit()}", culprit=None)
 
     async def _end_stuck(self, worker: WorkerHandle, culprit: str | None, stuck_s: float) -> None:
         """Its loop does not move, or an episode does not end: show where, kill it, blame that episode only."""
-        stack = await _stack_of(worker)
+        stack = await stack_of(worker)
         worker.process.kill()
         what = "did not start" if not worker.ready else "did not move"
         self._lose(
@@ -276,7 +312,7 @@ class PoolSupervisor:
         for lease in self._leases.of(worker.name):
             self._leases.void(lease.match.episode_id)
             stuck = lease.match.episode_id == culprit
-            self._hand_out(_stuck(lease, how, stack) if stuck else _void(lease, how))
+            self._hand_out(stuck_result(lease, how, stack) if stuck else void_result(lease, WORKER_LOST, how))
         worker.end()
         self._restart_or_fail(worker, how)
 
@@ -303,12 +339,20 @@ class PoolSupervisor:
         )  # fmt: skip
         self._workers[worker.identity] = worker
 
-    def _free_slots(self, worker: WorkerHandle) -> int:
-        return self._config.concurrency - self._leases.num_held(worker.name) if worker.ready else 0
+    def _holders(self) -> list[WorkerHandle | Guest]:
+        return [*self._workers.values(), *self._guests.values()]
+
+    def _free_slots(self, worker: WorkerHandle | Guest) -> int:
+        return max(0, worker.slots - self._leases.num_held(worker.name)) if worker.ready else 0
 
     async def _send(self, worker: str, message: ControllerMessage) -> None:
         """Best effort: a worker that is gone needs nothing, one that is behind sends its result again."""
-        if not await route(self._socket, worker.encode(), self._outgoing.encode(message)):
+        guest = self._guests.get(worker)
+        if guest is not None:
+            sent = guest.tell(message)
+        else:
+            sent = await route(self._socket, worker.encode(), self._outgoing.encode(message))
+        if not sent:
             self._leases.counts["undelivered"] += 1
 
     async def _until(self, ready: Callable[[], bool]) -> None:
@@ -335,27 +379,3 @@ class PoolSupervisor:
             error = task.exception()
             if error is not None:
                 self._fail(WorkerError(f"{task.get_name()} failed: {type(error).__name__}: {error}"))
-
-
-async def _stack_of(worker: WorkerHandle) -> str:
-    """Where the worker is, from its log; empty when it does not tell in time."""
-    before = worker.process.log_tail(STACK_LINES)
-    worker.show_stack()
-    deadline = time.monotonic() + _STACK_WAIT_S
-    while worker.process.log_tail(STACK_LINES) == before and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-    await asyncio.sleep(0.05)  # the stack is written line by line
-    return worker.process.log_tail(STACK_LINES)
-
-
-def _place(match: Match) -> str:
-    return f"{match.env} (seed {match.seed}, episode {match.episode_id})"
-
-
-def _void(lease: Lease, how: str) -> FailedResult:
-    return FailedResult(match=lease.match, kind="infrastructure", reason="worker lost", message=how)
-
-
-def _stuck(lease: Lease, how: str, stack: str) -> FailedResult:
-    message = f"{_place(lease.match)} never gave its worker back: {how}"
-    return FailedResult(match=lease.match, kind="environment", reason="stuck", message=message, traceback=stack)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import secrets
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
 from selfplay.pool.board import Board, Pulse
 from selfplay.pool.config import PoolConfig, WorkerConfig, worker_environment
+from selfplay.pool.results import Result
 from selfplay.process import RuntimeDir, spawn
+from selfplay.types import Match
+from selfplay.wire.messages import ControllerMessage
 
 STACK_LINES = 40
+_STACK_WAIT_S = 2.0
 
 
 class Process(Protocol):
@@ -38,6 +44,29 @@ def launch_local(config: WorkerConfig, log: Path) -> Process:
     """A worker process on this machine."""
     argument = msgspec.json.encode(config).decode()
     return spawn(config.worker, "selfplay.pool.worker", argument, log=log, env=worker_environment(config.pool))
+
+
+@runtime_checkable
+class Guest(Protocol):
+    """A pool of another process or host, as the supervisor needs it."""
+
+    name: str
+    slots: int
+    ready: bool
+
+    def give(self, match: Match) -> bool:
+        """Send a match; False when it cannot be sent."""
+        ...
+
+    def tell(self, message: ControllerMessage) -> bool: ...
+
+    def judged(self, result: Result) -> Result:
+        """What may be believed of a result that came from it."""
+        ...
+
+    def expel(self, why: str) -> None:
+        """Send it away; calls `PoolSupervisor.leave`."""
+        ...
 
 
 class WorkerHandle:
@@ -67,6 +96,10 @@ class WorkerHandle:
         )  # fmt: skip
 
     @property
+    def slots(self) -> int:
+        return self._config.concurrency
+
+    @property
     def identity(self) -> bytes:
         return self.name.encode()
 
@@ -87,3 +120,14 @@ class WorkerHandle:
         """Kill what is left of it and forget its board; idempotent enough to be called once per worker."""
         self.process.kill()
         self._board.close(remove=True)
+
+
+async def stack_of(worker: WorkerHandle) -> str:
+    """Where the worker is, from its log; empty when it does not tell in time."""
+    before = worker.process.log_tail(STACK_LINES)
+    worker.show_stack()
+    deadline = time.monotonic() + _STACK_WAIT_S
+    while worker.process.log_tail(STACK_LINES) == before and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # the stack is written line by line
+    return worker.process.log_tail(STACK_LINES)
