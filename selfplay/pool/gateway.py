@@ -204,8 +204,9 @@ class Gateway:
         elif isinstance(message, PoolHello):
             guest.fault("it said hello twice")
         else:
+            if message.episode_id in guest.held:
+                self._end_episode(message.episode_id)
             await self._pool.take_result(guest, message)
-            self._end_episode(message.episode_id)
 
     # ── joining and leaving ───────────────────────────────────────────────────────────────────
 
