@@ -17,7 +17,8 @@ from selfplay.cli.options import FiniteRange
 from selfplay.errors import EnvironmentFault, IllegalMove, MissingExtraError, StoreError, UnknownNameError, UserError
 
 COMMANDS = (
-    "train", "sft", "resume", "play", "eval", "tournament", "match", "rate", "replay", "env", "runs", "bench", "doctor",
+    "train", "sft", "resume", "play", "eval", "tournament", "match", "rate", "replay", "pool", "env", "runs", "bench",
+    "doctor",
 )  # fmt: skip
 
 

@@ -42,6 +42,7 @@ _COMMANDS = {
     "match": _Entry("selfplay.cli.tournament_cmd", "match", "Two players until a sequential test decides."),
     "rate": _Entry("selfplay.cli.tournament_cmd", "rate", "Rate a tournament again without playing."),
     "replay": _Entry("selfplay.cli.tournament_cmd", "replay", "Show a game of a tournament turn by turn."),
+    "pool": _Entry("selfplay.cli.pool_cmd", "command", "Play games for a run of another process or host."),
     "env": _Entry("selfplay.cli.env_cmd", "command", "List and inspect environments."),
     "runs": _Entry("selfplay.cli.runs_cmd", "command", "List and inspect runs."),
     "bench": _Entry("selfplay.cli.bench_cmd", "command", "Measure speed against references on this machine."),
@@ -96,8 +97,8 @@ def _print_version(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     help="Show the version and exit.",
 )
 def cli() -> None:
-    """Train language-model agents against and with each other in multi-turn games.
-
+    """\b
+    Train language-model agents against and with each other in multi-turn games.
     Start with:  selfplay train --env debate-v0
     """
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from selfplay.config.league import LeagueConfig
+from selfplay.config.remote import RemoteConfig
 from selfplay.types import Scalar
 
 Count = Annotated[int, Meta(ge=1)]
@@ -355,3 +356,4 @@ class Config(_Section, frozen=True):
     checkpoint: CheckpointConfig = CheckpointConfig()
     launch: LaunchConfig = LaunchConfig()
     league: LeagueConfig = LeagueConfig()
+    remote: RemoteConfig = RemoteConfig()

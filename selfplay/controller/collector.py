@@ -160,6 +160,9 @@ class Collector:
         else:
             memory.ledger.fail(match.episode_id, result.reason)
         await self._pool.ack(match.episode_id)
+        if result.holder_lost:  # what becomes of workers and pools is bounded where they are watched
+            self._observer.event(f"episode {match.episode_id} is played again: {result.message}")
+            return
         self._count_failure(f"episode {match.episode_id} {result.kind} failure: {result.message}", result.traceback)
 
     def _count_failure(self, text: str, traceback: str = "") -> None:

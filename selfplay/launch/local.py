@@ -34,6 +34,7 @@ from selfplay.errors import ConfigError, StoreError
 from selfplay.launch.children import RunChildren
 from selfplay.launch.launchers import open_launcher, worker_launch
 from selfplay.launch.plan import PROBE_BOUND, RunPlan
+from selfplay.launch.remote import open_gateway
 from selfplay.launch.serving import judge_socket, policy_socket, server_config
 from selfplay.league import LeagueRecords
 from selfplay.league.gate import Gate
@@ -50,7 +51,7 @@ from selfplay.store.score_log import ScoreLog
 from selfplay.store.state import RunState
 from selfplay.training.config import RankConfig
 from selfplay.types import PolicyVersion
-from selfplay.wire.messages import PolicyInfo
+from selfplay.wire.messages import PolicyInfo, Terms
 
 POOL_GRACE_S = 5.0
 TRAINER_START_TIMEOUT_S = 300.0
@@ -109,6 +110,7 @@ class Session:
             self._pool_config(runtime), runtime=runtime, log_dir=self._run.logs, launch=partial(worker_launch, launcher)
         )
 
+        await self._open_to_remote_pools(stack, runtime, pool)
         for i, policy in enumerate(policies):
             children.start_policy(server_config(plan.serving, config, runtime, slots=plan.slots, engine=i), policy)
         judges = self._start_judges(runtime, context, stack, children)
@@ -288,6 +290,22 @@ class Session:
             )
 
     # ── what each process is told ─────────────────────────────────────────────────────────────
+
+    async def _open_to_remote_pools(
+        self, stack: contextlib.AsyncExitStack, runtime: RuntimeDir, pool: PoolSupervisor
+    ) -> None:
+        config, plan = self._pool_config(runtime), self._plan
+        if not plan.config.remote.listen:
+            return
+        terms = Terms(
+            sampling=config.sampling, jury=config.jury.agent, episode_timeout_s=config.episode_timeout_s,
+            request_timeout_s=config.request_timeout_s, silence_s=plan.config.remote.silence_s,
+        )  # fmt: skip
+        gateway = open_gateway(
+            plan.config, plan.spec, terms, run=self._run.path, pool=pool, engines=list(config.policy_endpoints),
+            say=self._observer.event,
+        )  # fmt: skip
+        stack.push_async_callback(gateway.close)
 
     def _rank_config(self, runtime: RuntimeDir, rank: int) -> RankConfig:
         plan = self._plan

@@ -18,6 +18,7 @@ from selfplay.controller.publisher import Transport
 from selfplay.errors import ConfigError, suggestion
 from selfplay.evaluation import GameTree
 from selfplay.launch.launchers import check_launcher
+from selfplay.launch.remote import check_remote
 from selfplay.launch.serving import Serving, plan_serving, require_package
 from selfplay.league import Matchmaker
 from selfplay.league.league import check_league, league_slots
@@ -67,6 +68,7 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
     if spec.id != config.env:
         say(f"environment {config.env} is {spec.id}")
     matchmaker = Matchmaker(spec, config, known_players=[e.id for e in list_entries(AGENTS)])
+    check_remote(config, matchmaker.match(0))
     tree = plan_evaluation(config, matchmaker.match(0).seats)
     require_package("torch", "train", "training")
     check_launcher(config)

@@ -105,7 +105,8 @@ class Gateway:
         load_allowed(self._config.allowed)
         self._loop = asyncio.get_running_loop()
         self._listener = KeyedListener(self._config.listen, self._config.keys, self._is_allowed)
-        self.address = self._listener.socket.address
+        port = self._listener.socket.address.rpartition(":")[2]
+        self.address = f"{self._config.listen.rpartition(':')[0]}:{port}"
         self._context: zmq.Context[Any] = zmq.Context()
         self._callers = [
             Caller(connect_dealer(self._context, e, unique_identity("gateway")), Codec(ToPolicy), Codec(FromPolicy), "policy server")

@@ -18,7 +18,7 @@ from selfplay.agent import Answer
 from selfplay.pool.results import POOL_FAULT, EpisodeResult, FailedResult, Result
 from selfplay.types import Episode, Match, Turn
 from selfplay.wire.codec import encode
-from selfplay.wire.messages import Choose, ControllerMessage, Generate, PlayMatch, Terms
+from selfplay.wire.messages import CancelMatch, Choose, ControllerMessage, Generate, PlayMatch, Terms
 
 MAX_FAULTS = 5
 """Faults in a row after which a pool is sent away."""
@@ -48,6 +48,7 @@ class RemotePool:
         self._terms, self._send, self._send_away = terms, send, send_away
         self._matches: dict[str, Match] = {}
         self._answers: dict[str, set[bytes]] = {}
+        self._cancelled: set[str] = set()
         self._faults = 0
         self.num_played = 0
 
@@ -59,6 +60,8 @@ class RemotePool:
         return self.tell(PlayMatch(match=match))
 
     def tell(self, message: ControllerMessage) -> bool:
+        if isinstance(message, CancelMatch):
+            self._cancelled.add(message.episode_id)
         return self._send(self.identity, message)
 
     def judged(self, result: Result) -> Result:
@@ -67,13 +70,15 @@ class RemotePool:
         episode_id = result.match.episode_id
         answers = self._answers.pop(episode_id, set())
         self._matches.pop(episode_id, None)
+        was_cancelled = episode_id in self._cancelled
+        self._cancelled.discard(episode_id)
         if isinstance(result, EpisodeResult):
             forged = _forged(result.episode, answers)
             if not forged:
                 self._faults, self.num_played = 0, self.num_played + 1
                 return result
             message = f"episode {episode_id}: {forged}"
-        elif result.kind == "cancelled":
+        elif result.kind == "cancelled" and was_cancelled:
             return result
         else:
             message = result.message

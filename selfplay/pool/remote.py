@@ -56,6 +56,7 @@ from selfplay.wire.sockets import receive, unique_identity
 PULSE_S = 0.5
 _LOOK_S = 0.05
 _GRACE_S = 2.0
+_REPORT_EVERY_S = 10.0
 
 
 class JoinConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +79,6 @@ class PoolSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     played: int
-    """Episodes that the run has acknowledged."""
     failed: int
     ended: str
     """Why the pool left."""
@@ -164,11 +164,10 @@ class JoinedPool:
             relay.run(),
             self._outbox.run(),
             self._listen(),
+            self._collect(),
         ]
         tasks = [asyncio.create_task(loop) for loop in loops]
         try:
-            await pool.start()
-            tasks.append(asyncio.create_task(self._collect()))
             ended = await self._until_ended(tasks)
         finally:
             self._offer(PoolLeaves(reason="told to leave"))
@@ -181,8 +180,9 @@ class JoinedPool:
 
     async def _until_ended(self, tasks: list[asyncio.Task[None]]) -> str:
         """Why the pool ends; an error in one of its loops is raised."""
-        done, _ = await asyncio.wait([self._ended, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        if self._ended not in done:
+        ends: list[asyncio.Future[Any]] = [self._ended, *tasks]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not self._ended.done():
             for task in tasks:
                 if task.done():
                     task.result()
@@ -227,6 +227,7 @@ class JoinedPool:
 
     async def _collect(self) -> None:
         """Results of the workers, sent until the run has acknowledged them."""
+        await self._pool.start()
         while True:
             result = await self._pool.next_result()
             match = self._matches[result.match.episode_id]
@@ -243,6 +244,7 @@ class JoinedPool:
                     episode_id=match.episode_id, kind=kind, message=result.message, traceback=result.traceback
                 )
             )
+        self._num_played += 1
         data = result.data
         if result.match.env != match.env:  # a file lies elsewhere on the run's host
             data = encode(msgspec.structs.replace(result.episode, match=match))
@@ -253,8 +255,7 @@ class JoinedPool:
         self._outbox.put(match.episode_id, self._out.encode(message))
 
     async def _acknowledged(self, episode_id: str) -> None:
-        if self._matches.pop(episode_id, None) is not None:
-            self._num_played += 1
+        self._matches.pop(episode_id, None)
         self._outbox.forget(episode_id)
 
     # ── life ──────────────────────────────────────────────────────────────────────────────────
@@ -268,8 +269,12 @@ class JoinedPool:
             await asyncio.sleep(pause_s)
 
     async def _watch(self, silence_s: float) -> None:
-        """The run silent, or nothing left to finish: the pool ends."""
+        """The run silent, or nothing left to finish: the pool ends. Meanwhile it says what it has played."""
+        next_report, reported = 0.0, 0
         while True:
+            if self._num_played > reported and time.monotonic() >= next_report:
+                next_report, reported = time.monotonic() + _REPORT_EVERY_S, self._num_played
+                self._say(f"{self._num_played} games played, {len(self._pool.in_flight)} under way")
             if self._draining and not self._matches:
                 self._end("it was told to leave, and has finished its games")
             if time.monotonic() - self._heard_at > silence_s:
