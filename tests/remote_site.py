@@ -59,6 +59,16 @@ class Site:
 
     def __init__(self, pool: PoolSupervisor, gateway: Gateway, said: list[str], keys: Keys) -> None:
         self.pool, self.gateway, self.said, self.keys = pool, gateway, said, keys
+        self._peers: list[Peer] = []
+
+    def peer(self, who: str = "alice", identity: bytes = b"peer") -> Peer:
+        """A client with the keys of ``who``; closed with the site."""
+        self._peers.append(Peer(self, who, identity))
+        return self._peers[-1]
+
+    def close_peers(self) -> None:
+        for peer in self._peers:
+            peer.close()
 
 
 @contextlib.asynccontextmanager
@@ -69,9 +79,10 @@ async def open_site(
     source: str = SOURCE,
     engines: tuple[str, ...] = (),
     silence_s: float = 10.0,
+    worker: bool = True,
     **config: Any,
 ) -> AsyncIterator[Site]:
-    """A started pool with an open gateway, both closed at the end of the block."""
+    """A pool with an open gateway, both closed at the end of the block. Without ``worker`` only remote pools play."""
     keys, said = Keys(folder / "keys"), list[str]()
     pool = PoolSupervisor(make_config(policy_endpoints=engines, **config), runtime=runtime, log_dir=folder / "logs")
     terms = Terms(
@@ -85,10 +96,13 @@ async def open_site(
         pool, engines, said.append,
     )  # fmt: skip
     gateway.start()
+    site = Site(pool, gateway, said, keys)
     try:
-        await pool.start()
-        yield Site(pool, gateway, said, keys)
+        if worker:
+            await pool.start()
+        yield site
     finally:
+        site.close_peers()
         await gateway.close()
         await pool.close(grace_s=5.0)
 

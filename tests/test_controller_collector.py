@@ -120,6 +120,14 @@ def test_infrastructure_is_played_again_and_a_raising_game_is_not(tmp_path: Path
     assert site.memory.replays == [PendingMatch(0, 1)]
 
 
+@pytest.mark.parametrize("reason", ["worker lost", "pool left", "pool fault"])
+def test_whoever_goes_away_with_many_games_does_not_end_the_run(tmp_path: Path, reason: str) -> None:
+    site = Site(tmp_path, *(failed(i, "infrastructure", reason) for i in range(9)), done(9)).run()
+    assert site.memory.ledger.check(in_flight=0, waiting=1).void == {reason: 9}
+    assert site.memory.replays == [PendingMatch(i, 1) for i in range(9)]
+    assert site.pool.acked == [f"{i}.0" for i in range(10)]
+
+
 def test_a_missing_reward_puts_one_episode_aside_and_spoils_no_other(tmp_path: Path) -> None:
     bad = done(1, rewards={"pro": float("nan"), "con": 0.0})
     site = Site(tmp_path, done(0), bad, done(2)).run()

@@ -7,8 +7,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from selfplay.errors import UserError
-
 _FILE = click.Path(path_type=Path)
 
 
@@ -56,13 +54,9 @@ def command(
         given = {"--connect": connect, "--env": env_id, "--key": key, "--server": server}
         raise click.UsageError(f"{', '.join(k for k, v in given.items() if v is None)} missing")
     from selfplay.launch.remote import JoinOptions, play_for
-    from selfplay.registry import describe
 
-    if not connect.startswith("tcp://"):
-        raise UserError(f"--connect {connect}: an address is tcp://HOST:PORT")
-    spec = describe(env_id)
     options = JoinOptions(
-        connect=connect, spec=spec, key=key, server=server, workers=workers, concurrency=concurrency, wait_s=wait_s
+        connect=connect, env=env_id, key=key, server=server, workers=workers, concurrency=concurrency, wait_s=wait_s
     )
     summary = play_for(options, lambda line: click.echo(line, err=as_json))
     if as_json:

@@ -20,11 +20,10 @@ from selfplay.pool.gateway import Gateway, GatewayConfig
 from selfplay.pool.remote import JoinConfig, JoinedPool, PoolSummary
 from selfplay.pool.supervisor import PoolSupervisor
 from selfplay.process import RuntimeDir
-from selfplay.registry import EnvironmentSpec
+from selfplay.registry import EnvironmentSpec, describe
 from selfplay.types import Match
-from selfplay.wire.curve import PUBLIC, SECRET, load_allowed, load_public, load_secret, make_keys
+from selfplay.wire.curve import PUBLIC, SECRET, check_tcp, load_allowed, load_public, load_secret, make_keys
 from selfplay.wire.messages import Terms
-from selfplay.wire.sockets import check_listen_address
 
 KEYS, ALLOWED = "keys", "allowed"
 """In the run folder, for what the config does not name."""
@@ -37,9 +36,7 @@ def check_remote(config: Config, match: Match) -> None:
         if remote.key or remote.allow:
             raise ConfigError("remote.key and remote.allow do nothing without remote.listen=tcp://HOST:PORT")
         return
-    if not remote.listen.startswith("tcp://"):
-        raise ConfigError(f"remote.listen={remote.listen}: remote pools join by tcp, write tcp://HOST:PORT")
-    check_listen_address(remote.listen, has_curve_keys=True)
+    check_tcp(remote.listen)
     if config.jury.agent == "api" or any(s.player == "api" for s in match.seats):
         raise ConfigError(
             "remote.listen: games with api players or an api jury are not given to remote pools, which have no key"
@@ -88,7 +85,7 @@ class JoinOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the command line of a pool says."""
 
     connect: str
-    spec: EnvironmentSpec
+    env: str
     key: Path
     server: Path
     workers: int
@@ -101,12 +98,14 @@ def play_for(options: JoinOptions, say: Callable[[str], None]) -> PoolSummary:
 
     Raises `UserError` when it cannot be joined, `RunError` when it is lost.
     """
+    check_tcp(options.connect)
     keys, server = load_secret(options.key), load_public(options.server)
+    spec = describe(options.env)
     runtime = RuntimeDir.create()
     try:
         with tempfile.TemporaryDirectory(prefix="selfplay-pool-") as logs:
             config = JoinConfig(
-                connect=options.connect, keys=keys, server=server, spec=options.spec, workers=options.workers,
+                connect=options.connect, keys=keys, server=server, spec=spec, workers=options.workers,
                 concurrency=options.concurrency, wait_s=options.wait_s, log_dir=Path(logs),
             )  # fmt: skip
             return asyncio.run(_until_left(config, runtime, say))

@@ -127,17 +127,19 @@ class Gateway:
         return ""
 
     async def close(self) -> None:
-        """Tell every pool that the run is over, and close."""
+        """Tell every pool that the run is over, and close; idempotent."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for guest in list(self._guests.values()):
             self._send(guest.identity, RunEnds())
             self._forget(guest, "the run is over")
-        for caller in self._callers:
-            await caller.close()
-        self._context.term()
-        self._listener.close(_LINGER_MS)
+        if self._tasks:
+            for caller in self._callers:
+                await caller.close()
+            self._context.term()
+            self._listener.close(_LINGER_MS)
+        self._tasks = []
 
     # ── who may come in ───────────────────────────────────────────────────────────────────────
 

@@ -351,7 +351,9 @@ class PoolSupervisor:
         if guest is not None:
             sent = guest.tell(message)
         else:
-            sent = await route(self._socket, worker.encode(), self._outgoing.encode(message))
+            sent = worker.encode() in self._workers and await route(
+                self._socket, worker.encode(), self._outgoing.encode(message)
+            )
         if not sent:
             self._leases.counts["undelivered"] += 1
 

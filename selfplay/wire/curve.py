@@ -32,6 +32,7 @@ MAKE_KEYS = "selfplay pool keys NAME"
 _DOMAIN = "selfplay"
 _KEY_CHARS = 40
 _Z85 = set(string.digits + string.ascii_letters + ".-:+=^!/*?&<>()[]{}@%$#")
+MAX_PORT = 65535
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -107,6 +108,14 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
     return public, secret
 
 
+def check_tcp(address: str) -> str:
+    """Return ``address`` when it is ``tcp://HOST:PORT`` with a port that exists; raises `ConfigError`."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not address.startswith("tcp://") or not host or not port.isascii() or not port.isdigit() or int(port) > MAX_PORT:
+        raise ConfigError(f"{address!r} is no address: write tcp://HOST:PORT, with a port of 0 to {MAX_PORT}")
+    return address
+
+
 class KeyedRouter(AsyncSocket):
     """A ROUTER behind CURVE: `take` gives ``[identity, data, key]`` with the public key that the message came from."""
 
@@ -140,6 +149,7 @@ class KeyedListener:
     """
 
     def __init__(self, address: str, keys: KeyPair, allowed: Callable[[bytes], bool]) -> None:
+        check_tcp(address)
         self._context: zmq.Context[Any] = zmq.Context()
         self._gate = ThreadAuthenticator(self._context)
         self._gate.start()
@@ -180,6 +190,7 @@ class KeyedConnection:
     """A DEALER that connects with CURVE keys and knows how far it came."""
 
     def __init__(self, context: zmq.Context[Any], address: str, identity: bytes, keys: KeyPair, server: bytes) -> None:
+        check_tcp(address)
         socket = configured(context, zmq.DEALER)
         socket.setsockopt(zmq.IDENTITY, identity)
         socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public)
@@ -196,7 +207,7 @@ class KeyedConnection:
         except zmq.ZMQError as e:
             self._monitor.close()
             socket.close()
-            raise ConfigError(f"cannot connect to {address}: {e.strerror}; an address is tcp://HOST:PORT") from None
+            raise ConfigError(f"cannot connect to {address}: {e.strerror}; write tcp://HOST:PORT") from None
         self.socket = AsyncSocket(socket)
         self._raw = socket
         self.refused = ""
@@ -226,7 +237,9 @@ class KeyedConnection:
         return f"nobody listens at {self._address}"
 
     def close(self) -> None:
-        """Give what was sent last a second, then close."""
+        """Give what was sent last a second, then close; idempotent."""
+        if self.socket.closed:
+            return
         self._raw.disable_monitor()
         self._monitor.close()
         self.socket.close(1000)
