@@ -132,9 +132,23 @@ def test_a_killed_controller_leaves_nothing(place: Path) -> None:
     assert runtime_folders() <= before
 
 
-def test_ctrl_c_twice_leaves_at_once(place: Path) -> None:
+def test_a_remote_pool_plays_and_leaves_and_ctrl_c_twice_leaves_at_once(place: Path) -> None:
     before = runtime_folders()
-    run = go_on(place)
+    assert Run(place, "pool", "keys", "allowed/alice").wait() == 0
+    run = go_on(place, "remote.listen=tcp://127.0.0.1:0", "remote.allow=allowed")
+    address = run.error_text().rsplit("remote pools may join at ", 1)[1].split()[0]
+    (place / "pool").mkdir()
+    pool = Run(
+        place / "pool", "pool", "--connect", address, "--env", "debate-v0", "--key", "../allowed/alice.key_secret",
+        "--server", "../runs/r/keys/run.key", "--json",
+    )  # fmt: skip
+    pool.until(lambda text: "games played" in text)
+    pool.process.send_signal(signal.SIGINT)
+    assert pool.wait() == 0, pool.error_text()
+    played = pool.result()["played"]
+    ended = "it was told to leave, and has finished its games"
+    assert pool.result() == {"name": "alice-1", "played": played, "failed": 0, "ended": ended}
+    run.until(lambda text: f"remote pool alice-1 left after {played} games" in text)
     children = run.descendants()
     run.process.send_signal(signal.SIGINT)
     run.process.send_signal(signal.SIGINT)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import zmq.asyncio
@@ -30,7 +30,7 @@ from selfplay.controller.report import Observer, RunSummary, StepReport
 from selfplay.controller.scoring_stage import ScoringStage, ServedModels
 from selfplay.controller.trainer_link import TrainerLink
 from selfplay.controller.waits import Waits
-from selfplay.errors import ConfigError, StoreError
+from selfplay.errors import ConfigError, RunError, StoreError
 from selfplay.launch.children import RunChildren
 from selfplay.launch.launchers import open_launcher, worker_launch
 from selfplay.launch.plan import PROBE_BOUND, RunPlan
@@ -110,7 +110,7 @@ class Session:
             self._pool_config(runtime), runtime=runtime, log_dir=self._run.logs, launch=partial(worker_launch, launcher)
         )
 
-        await self._open_to_remote_pools(stack, runtime, pool)
+        find_fault = self._open_to_remote_pools(stack, runtime, pool, children)
         for i, policy in enumerate(policies):
             children.start_policy(server_config(plan.serving, config, runtime, slots=plan.slots, engine=i), policy)
         judges = self._start_judges(runtime, context, stack, children)
@@ -130,7 +130,7 @@ class Session:
             checkpoints=Checkpoints(self._run.checkpoints, keep=config.checkpoint.keep, say=say),
             matchmaker=link.league, league_link=link, pool=pool, trainer=trainer, publisher=publisher, league=league,
             algorithm=plan.algorithm, memory=memory, observer=self._observer,
-            reward_range=plan.spec.reward_range, find_fault=children.fault, waits=waits,
+            reward_range=plan.spec.reward_range, find_fault=find_fault, waits=waits,
             scoring=self._scoring(stack, memory, waits, policies, judges),
             evaluator=self._evaluator(policies[0]),
         )  # fmt: skip
@@ -291,12 +291,13 @@ class Session:
 
     # ── what each process is told ─────────────────────────────────────────────────────────────
 
-    async def _open_to_remote_pools(
-        self, stack: contextlib.AsyncExitStack, runtime: RuntimeDir, pool: PoolSupervisor
-    ) -> None:
+    def _open_to_remote_pools(
+        self, stack: contextlib.AsyncExitStack, runtime: RuntimeDir, pool: PoolSupervisor, children: RunChildren
+    ) -> Callable[[], RunError | None]:
+        """Listen for remote pools where the config says so; what tells of a fault of any process or of the listener."""
         config, plan = self._pool_config(runtime), self._plan
         if not plan.config.remote.listen:
-            return
+            return children.fault
         terms = Terms(
             sampling=config.sampling, jury=config.jury.agent, episode_timeout_s=config.episode_timeout_s,
             request_timeout_s=config.request_timeout_s, silence_s=plan.config.remote.silence_s,
@@ -306,6 +307,7 @@ class Session:
             say=self._observer.event,
         )  # fmt: skip
         stack.push_async_callback(gateway.close)
+        return lambda: children.fault() or gateway.fault()
 
     def _rank_config(self, runtime: RuntimeDir, rank: int) -> RankConfig:
         plan = self._plan

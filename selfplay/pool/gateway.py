@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from selfplay.errors import ConfigError, EngineError, WireError
+from selfplay.errors import ConfigError, EngineError, WireError, WorkerError
 from selfplay.pool.guests import RemotePool
 from selfplay.pool.supervisor import PoolSupervisor
 from selfplay.registry.ids import is_file_id
@@ -119,12 +119,12 @@ class Gateway:
         """The pools that are joined now."""
         return tuple(g.name for g in self._guests.values())
 
-    def fault(self) -> str:
-        """Why the gateway works no more; empty while it does."""
+    def fault(self) -> WorkerError | None:
+        """Why the gateway works no more; None while it does."""
         for task in self._tasks:
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-                return f"{task.get_name()} failed: {type(error).__name__}: {error}"
-        return ""
+                return WorkerError(f"{task.get_name()} failed: {type(error).__name__}: {error}")
+        return None
 
     async def close(self) -> None:
         """Tell every pool that the run is over, and close; idempotent."""
