@@ -57,6 +57,7 @@ class Collector:
         self._waits, self._scoring, self._starved = waits, scoring, starved
         self._gate = gate
         self._failures_in_a_row = 0
+        self._last_loss = ""
         self._unrecorded: list[Episode] = []
         self.meter = RateMeter()
 
@@ -161,7 +162,9 @@ class Collector:
             memory.ledger.fail(match.episode_id, result.reason)
         await self._pool.ack(match.episode_id)
         if result.holder_lost:  # what becomes of workers and pools is bounded where they are watched
-            self._observer.event(f"episode {match.episode_id} is played again: {result.message}")
+            if result.message != self._last_loss:
+                self._observer.event(f"episodes are played again, {match.episode_id} first: {result.message}")
+            self._last_loss = result.message
             return
         self._count_failure(f"episode {match.episode_id} {result.kind} failure: {result.message}", result.traceback)
 
