@@ -95,7 +95,7 @@ def test_why_a_connection_is_silent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["tcp://nonsense", "tcp://127.0.0.1:99999", "tcp://:7700", "ipc:///tmp/x", "tcp://127.0.0.1:7²", ""]
+    "address", ["tcp://nonsense", "tcp://127.0.0.1:99999", "tcp://:7700", "ipc:///x", "tcp://127.0.0.1:7²", ""]
 )
 def test_an_address_without_host_or_port_is_none(tmp_path: Path, address: str) -> None:
     pair = load_secret(make_keys(tmp_path / "run")[1])
@@ -107,7 +107,7 @@ def test_an_address_without_host_or_port_is_none(tmp_path: Path, address: str) -
     ("arguments", "says"),
     [
         ([], "--connect, --env, --key, --server missing; see  selfplay pool --help"),
-        (["--connect", "ipc:///tmp/x", "--env", "nim-v0"], "write tcp://HOST:PORT"),
+        (["--connect", "ipc:///x", "--env", "nim-v0"], "write tcp://HOST:PORT"),
         (["--env", "nmi-v0"], "did you mean 'nim-v0'"),
         (
             ["--key", "run.key"],

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import traceback
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 from selfplay.agent import Decision
 from selfplay.environment import Environment, JuryQuestion, Outcome
@@ -70,7 +69,7 @@ class Table:
         for seat in seats:
             if seat not in self.seats:
                 raise ValueError(f"to_move() named {seat!r}, which is not a seat: {', '.join(self.seats)}")
-        if len(set(seats)) != len(seats):
+        if len(seats) > 1 and len(set(seats)) != len(seats):
             raise ValueError(f"to_move() named a seat twice: {seats!r}")
 
     def _decision(self, seat: str, number: int) -> Decision:
@@ -80,11 +79,11 @@ class Table:
             self._rules[seat] = _text(game.rules(seat), "rules")
         legal = game.legal_moves(seat)
         if legal is not None:
-            legal = tuple([clean(str(move)) for move in legal])
+            legal = _texts(legal)
             if not legal:
                 raise ValueError("legal_moves() is empty for a seat that is to move")
         view = _text(game.view(seat), "view")
-        suggestions = () if legal is not None else tuple([clean(str(s)) for s in game.suggestions(seat)])
+        suggestions = () if legal is not None else _texts(game.suggestions(seat))
         return Decision(
             seat=seat, round=number, rules=self._rules[seat], view=view, legal_moves=legal, suggestions=suggestions
         )
@@ -171,11 +170,8 @@ class _Inside(Isolation):
         self.seat, self.turn = "", 0
         self._env_id, self._seed = env_id, seed
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        if error is not None and isinstance(error, Exception | SystemExit) and not isinstance(error, IllegalMove):
+    def _failed(self, error: BaseException) -> None:
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, IllegalMove):
             text = "".join(traceback.format_exception(error))
             raise EnvironmentFault(
                 env=self._env_id, seed=self._seed, seat=str(self.seat), turn=self.turn, traceback=text
@@ -186,6 +182,13 @@ def _text(value: object, field: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{field}() returned {value!r} ({type(value).__name__}), expected text")
     return clean(value)
+
+
+def _texts(values: Sequence[object]) -> tuple[str, ...]:
+    """All of ``values`` as clean text; plain ones, nearly all, are looked at together."""
+    texts = tuple(map(str, values))
+    together = "".join(texts)
+    return texts if clean(together) is together else tuple(map(clean, texts))
 
 
 def _question(question: JuryQuestion) -> JuryQuestion:
