@@ -7,6 +7,8 @@ from pathlib import Path
 import click
 import msgspec
 
+from selfplay.cli.options import FiniteRange
+
 _FILE = click.Path(path_type=Path)
 
 
@@ -22,7 +24,7 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(0.1, 86_400),
+    type=FiniteRange(0.1, 86_400),
     default=30.0,
     show_default=True,
     help="Seconds to wait for the run.",
