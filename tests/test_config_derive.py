@@ -13,7 +13,7 @@ from selfplay.config import (
     load_config,
     resolve_transport,
 )
-from selfplay.config.derive import check_adapter_slots, version_lag
+from selfplay.config.derive import awaited_lag, check_adapter_slots, version_lag
 from selfplay.errors import ConfigError
 
 
@@ -107,18 +107,20 @@ def test_the_engine_is_sized_for_the_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "lag"),
+    ("overrides", "lag", "awaited"),
     [
-        (["buffer.depth=0"], 0),
-        (["buffer.depth=3"], 3),
-        (["buffer.depth=3", "buffer.max_staleness=1"], 1),
-        (["buffer.depth=unbounded", "buffer.max_staleness=5"], 5),
+        (["buffer.depth=0"], 0, 0),
+        (["buffer.depth=3"], 3, 3),
+        (["buffer.depth=3", "buffer.max_staleness=1"], 1, 1),
+        (["buffer.depth=1", "buffer.max_staleness=3"], 1, 1),
+        (["buffer.depth=unbounded", "buffer.max_staleness=5"], 5, None),
     ],
 )
-def test_the_deepest_lag_follows_from_the_settings(overrides: list[str], lag: int) -> None:
+def test_the_deepest_lag_follows_from_the_settings(overrides: list[str], lag: int, awaited: int | None) -> None:
     config = load_config(None, ["env=kuhn-poker-v0", *overrides])
     check_config(config)
     assert version_lag(config.buffer) == lag
+    assert awaited_lag(config.buffer) == awaited
 
 
 def test_the_engine_is_sized_for_the_largest_agent_and_serves_what_any_of_them_changes() -> None:

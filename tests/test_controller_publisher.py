@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from selfplay.config import load_config
+from selfplay.controller.policy_link import NotNow
 from selfplay.controller.publisher import Manner, Publisher, all_or_first_error
 from selfplay.errors import SyncError, TrainerError
 from selfplay.types import PolicyVersion
@@ -61,6 +62,8 @@ class FakeEngine:
         self.diary, self.name, self.logprobs, self.hang = diary, name, logprobs, hang
         self.is_lost, self.refuses = False, ""
         """A call that is refused."""
+        self.num_full = 0
+        """How many times there is no room for a version yet."""
 
     async def join_weights(self, make: Any, timeout_s: float) -> None:
         self.diary.lines.append(f"{self.name} join {make(1).address} as {make(1).rank} of {make(1).world_size}")
@@ -77,6 +80,9 @@ class FakeEngine:
             self.diary.lines.append(f"{self.name} {call} {version}")
             if self.refuses == f"{call} {version}":
                 raise SyncError(f"{self.name} refused")
+            if call == "begin_install" and self.num_full:
+                self.num_full -= 1
+                raise NotNow("no room")
             if call == "commit_install" and self.hang:
                 await asyncio.sleep(3600)
             return self.logprobs if call == "probe" else {"swapped": 1.0} if call == "make_current" else {}
@@ -103,6 +109,27 @@ def test_current_only_after_every_engine_has_committed_and_proven_itself() -> No
         assert order[f"{e} begin_install pro@1"] < order["send"]
         assert order[f"{e} commit_install pro@1"] < order[f"{e} probe pro@1"] < first_current
     assert (report.probe_mean, report.probe_max, report.num_bytes) == (0.0, 0.0, 8)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_where_games_hold_all_the_room_the_version_waits_for_one_to_end(
+    ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("selfplay.controller.publisher.ROOM_EVERY_S", 0.001)
+    diary, said = Diary(), list[str]()
+    full, free = FakeEngine(diary, "full"), FakeEngine(diary, "free")
+    full.num_full = 3 if ends else 10**9
+    manner = Manner(room_s=60.0 if ends else 0.01)
+    work = publisher(FakeTrainer(diary), full, free, manner=manner, say=said.append).publish(PolicyVersion("pro", 1))
+    if ends:
+        asyncio.run(work)
+        assert diary.lines.index("send") > diary.lines.index("full begin_install pro@1")
+    else:
+        with pytest.raises(SyncError, match=r"pro@1 did not reach the engines .*no room"):
+            asyncio.run(work)
+        assert "send" not in diary.lines
+        assert "free abort_install pro@1" in diary.lines
+    assert said == ["pro@1 waits for games to let go of older versions: no room"]
 
 
 def test_a_failed_send_is_given_up_everywhere_at_once_and_the_old_version_stays() -> None:

@@ -128,7 +128,7 @@ def _check_partial(finished: Finished, dropped: dict[str, int]) -> None:
     partial = finished.row.partial
     assert (finished.total("answers_resumed") > 0) == (partial == "abort_resume")
     cancelled = sum(m["games_cancelled"] for m in finished.metrics)
-    assert dropped.get("cancelled at a new version", 0) <= cancelled
+    assert cancelled <= dropped.get("cancelled at a new version", 0)  # the last step's may come after its report
     assert (cancelled > 0) <= (partial == "cancel_group")
     assert (sum(m["drained_s"] for m in finished.metrics) > 0) == (partial == "drain")
     if partial == "drain":

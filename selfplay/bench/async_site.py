@@ -19,7 +19,7 @@ import zmq.asyncio
 from selfplay.agent import Sampling
 from selfplay.buffer import EpisodeBuffer
 from selfplay.config import Config, check_config
-from selfplay.config.derive import batches_ahead
+from selfplay.config.derive import version_lag
 from selfplay.controller.controller import Controller
 from selfplay.controller.memory import Memory
 from selfplay.controller.policy_link import PolicyLink
@@ -140,7 +140,7 @@ async def _run(
     children.start_policy(
         PolicyServerConfig(
             address=runtime.endpoint("policy.sock"), runtime_dir=str(runtime.path), model="none", engine="fake",
-            max_live_adapters=len(agents) * (batches_ahead(config.buffer) + 2), max_model_len=8192,
+            max_live_adapters=len(agents) * (version_lag(config.buffer) + 2), max_model_len=8192,
             fake_tokens_per_s=tokens_per_s,
         ),
         link,
@@ -152,7 +152,7 @@ async def _run(
     publisher = Publisher(
         trainer=cast(TrainerLink, trainer), engines=[link], transport="shm", address="none", adapters=place / "adapters",
         probe_ids=info.probe_ids, probe_bound=1e-6, timeout_s=config.sync.timeout_s,
-        keep=batches_ahead(config.buffer) + 1, manner=Manner.of(config),
+        keep=version_lag(config.buffer) + 1, manner=Manner.of(config),
     )  # fmt: skip
     await publisher.publish_all([PolicyVersion(agent, 0) for agent in agents])
     controller = Controller(

@@ -29,14 +29,17 @@ def resolve_transport(config: Config, *, has_gpu: bool) -> Literal["nccl", "gloo
 
 
 def version_lag(buffer: BufferConfig) -> int:
-    """The largest staleness an episode can have when it is trained on; ``buffer`` has passed `check_config`."""
+    """The largest staleness an episode can have when it is trained on; ``buffer`` has passed `check_config`.
+
+    So many batches may also be started before the oldest is trained on: with more, games would be played to be dropped.
+    """
     limits = [n for n in (buffer.depth, buffer.max_staleness) if isinstance(n, int)]
     return min(limits)
 
 
-def batches_ahead(buffer: BufferConfig) -> int:
-    """How many batches may be started before the oldest is trained on: with an unbounded stream, what will not be too old."""
-    return buffer.depth if isinstance(buffer.depth, int) else version_lag(buffer)
+def awaited_lag(buffer: BufferConfig) -> int | None:
+    """The staleness at which a step waits for a game; None: an unbounded stream waits for none."""
+    return version_lag(buffer) if isinstance(buffer.depth, int) else None
 
 
 def live_adapter_slots(num_trained: int, lag: int, num_frozen: int) -> int:
@@ -75,12 +78,12 @@ def engine_targets(config: Config) -> tuple[str, ...]:
 
 def check_adapter_slots(config: Config, *, num_trained: int, num_frozen: int) -> int:
     """The adapter slots of this run; raises `ConfigError` when ``policy.max_live_adapters`` is set below the need."""
-    ahead = batches_ahead(config.buffer)
-    needed = live_adapter_slots(num_trained, ahead, num_frozen)
+    lag = version_lag(config.buffer)
+    needed = live_adapter_slots(num_trained, lag, num_frozen)
     limit = config.policy.max_live_adapters
     if limit and limit < needed:
         raise ConfigError(
-            f"policy.max_live_adapters={limit} is too few: {num_trained} trained agents × (version lag {ahead} + 2)"
+            f"policy.max_live_adapters={limit} is too few: {num_trained} trained agents × (version lag {lag} + 2)"
             f" + {num_frozen} frozen = {needed}; raise it, or set 0 to derive it"
         )
     return limit or needed
@@ -164,11 +167,11 @@ def _check_buffer(config: Config) -> None:
         raise ConfigError(
             "buffer.depth=unbounded needs a staleness rule, or episodes of any age would be trained on: set buffer.max_staleness, for example 4"
         )
-    depth = batches_ahead(buffer)
-    ahead = (depth + 1) * batch
+    lag = version_lag(buffer)
+    ahead = (lag + 1) * batch
     if ahead > buffer.max_episodes:
         raise ConfigError(
-            f"buffer.max_episodes={buffer.max_episodes} is too few: (version lag {depth} + 1) × train.batch {batch} = {ahead}"
+            f"buffer.max_episodes={buffer.max_episodes} is too few: (version lag {lag} + 1) × train.batch {batch} = {ahead}"
             " episodes can wait at once; raise it, or lower buffer.depth or train.batch"
         )
 

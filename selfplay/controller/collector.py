@@ -56,7 +56,7 @@ class Collector:
         self._reward_range, self._batch, self._max_failures = reward_range, batch, max_failures
         self._waits, self._scoring, self._starved = waits, scoring, starved
         self._gate = gate
-        self._failures_in_a_row = 0
+        self._failures_in_a_row = self._num_cancelled = 0
         self._last_loss = ""
         self._unrecorded: list[Episode] = []
         self.meter = RateMeter()
@@ -90,6 +90,11 @@ class Collector:
         """Into the league what came since the last call; after a kill it is read from the log again."""
         games, self._unrecorded = self._unrecorded, []
         await asyncio.to_thread(self._league.add, games)
+
+    def take_cancelled(self) -> int:
+        """Games that were given up at a new version since the last call."""
+        num, self._num_cancelled = self._num_cancelled, 0
+        return num
 
     async def _store_all(self, results: list[EpisodeResult]) -> None:
         """In groups as large as the buffer has room for; a full buffer holds the workers back."""
@@ -152,6 +157,7 @@ class Collector:
         self._end_flight(match)
         if result.kind == "cancelled":
             memory.ledger.drop(match.episode_id, CANCELLED)
+            self._num_cancelled += 1
             memory.replays.append(PendingMatch(match.index, match.attempt + 1))
             await self._pool.ack(match.episode_id)
             return

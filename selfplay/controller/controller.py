@@ -22,7 +22,7 @@ from typing import Any
 
 from selfplay.buffer import may_train, startable
 from selfplay.config import Config
-from selfplay.config.derive import batches_ahead
+from selfplay.config.derive import awaited_lag, version_lag
 from selfplay.controller.collector import Collector
 from selfplay.controller.evaluator import Evaluator
 from selfplay.controller.league_link import LeagueLink
@@ -150,7 +150,7 @@ class Controller:
         memory, train = self._memory, self._config.train
         counts = memory.ledger.report()
         return startable(
-            steps_published=memory.published_step, depth=batches_ahead(self._config.buffer), batch=train.batch,
+            steps_published=memory.published_step, depth=version_lag(self._config.buffer), batch=train.batch,
             trained=counts.trained, waiting=counts.waiting, in_flight=counts.in_flight, total_steps=train.steps,
         ) > 0  # fmt: skip
 
@@ -180,7 +180,7 @@ class Controller:
         if buffer.max_staleness is not None:
             memory.discard_stale(buffer.max_staleness)
         return may_train(
-            batch=self._config.train.batch, depth=buffer.depth if isinstance(buffer.depth, int) else None,
+            batch=self._config.train.batch, depth=awaited_lag(buffer),
             waiting_staleness=memory.buffer.staleness(memory.versions).values(),
             in_flight_staleness=memory.in_flight_staleness(),
         )  # fmt: skip
@@ -212,9 +212,11 @@ class Controller:
         trained_s = time.monotonic() - start
         for episode in episodes:
             memory.trained.add(episode.num_tokens()[1])
-        figures = batch_figures(episodes) | await self._publish(agents) | {
+        drained_s = await self._publish(agents)
+        figures = batch_figures(episodes) | {
             "staleness_mean": sum(staleness) / len(staleness), "staleness_max": max(staleness),
-            "train_s": trained_s, "wait_s": waited_s,
+            "train_s": trained_s, "wait_s": waited_s, "drained_s": drained_s,
+            "games_cancelled": self._collector.take_cancelled(),
             "trained_tokens_per_s": sum(r.num_tokens for r in replies) / trained_s,
         }  # fmt: skip
         await self._collector.record_games()
@@ -268,10 +270,8 @@ class Controller:
         memory.averages = self._evaluator.totals()
         return found
 
-    async def _publish(
-        self, agents: tuple[str, ...], parents: Mapping[str, PolicyVersion] | None = None
-    ) -> dict[str, Any]:
-        """Make the agents' new versions current; what it cost in games, as fields of `StepReport`."""
+    async def _publish(self, agents: tuple[str, ...], parents: Mapping[str, PolicyVersion] | None = None) -> float:
+        """Make the agents' new versions current; how many seconds games under way were waited for."""
         memory, drained_s = self._memory, 0.0
         if self._config.rollout.partial == "drain" and agents:
             start, self._phase, self._draining = time.monotonic(), DRAINING, True
@@ -284,15 +284,14 @@ class Controller:
         memory.published |= {agent: memory.versions[agent] for agent in agents}
         memory.published_step = memory.step
         self._draining = False
-        cancelled = await self._cancel_old() if self._config.rollout.partial == "cancel_group" else 0
+        if self._config.rollout.partial == "cancel_group":
+            await self._cancel_old()
         await self._waits.notify()
-        return {"drained_s": drained_s, "games_cancelled": cancelled}
+        return drained_s
 
-    async def _cancel_old(self) -> int:
+    async def _cancel_old(self) -> None:
         """Give up the games under way that are too old now, all seats together; they begin anew as the next attempt."""
-        old = self._memory.began_before(self._config.buffer.max_staleness or 0)
-        await self._cancel(old)
-        return len(old)
+        await self._cancel(self._memory.began_before(self._config.buffer.max_staleness or 0))
 
     async def _cancel(self, matches: list[PendingMatch]) -> None:
         for match in matches:

@@ -47,6 +47,10 @@ R = TypeVar("R")
 HELLO_EVERY_S = 1.0
 
 
+class NotNow(SyncError):
+    """The server refuses what it may grant later, such as room for one more version."""
+
+
 class PolicyLink:
     """Control calls to one policy server. `EngineError` when it is gone, `SyncError` when it refuses a version."""
 
@@ -80,6 +84,7 @@ class PolicyLink:
         await self._call(make, Done, timeout_s)
 
     async def begin_install(self, version: PolicyVersion, header: BucketHeader, timeout_s: float) -> None:
+        """Have the server receive a version beside generation; `NotNow` while what is in use leaves no room."""
         await self._call(lambda request: BeginInstall(request=request, version=version, header=header), Done, timeout_s)
 
     async def commit_install(self, version: PolicyVersion, timeout_s: float) -> dict[str, float]:
@@ -164,7 +169,7 @@ class PolicyLink:
             raise self._error
         reply = await self._caller.call(make, timeout_s=timeout_s)
         if isinstance(reply, Refused):
-            raise SyncError(f"the policy server refused: {reply.message}")
+            raise (NotNow if reply.kind == "unavailable" else SyncError)(f"the policy server refused: {reply.message}")
         if not isinstance(reply, kind):
             raise EngineError(f"the policy server answered with {type(reply).__name__} instead of {kind.__name__}")
         return reply

@@ -29,7 +29,7 @@ from typing import Any, Literal
 import msgspec
 
 from selfplay.config import Config
-from selfplay.controller.policy_link import PolicyLink
+from selfplay.controller.policy_link import NotNow, PolicyLink
 from selfplay.controller.trainer_link import TrainerLink
 from selfplay.errors import EngineError, SyncError, TrainerError
 from selfplay.types import PolicyVersion
@@ -37,6 +37,7 @@ from selfplay.wire.messages import BucketHeader, Export, Flights, JoinWeights, S
 
 Transport = Literal["nccl", "gloo", "shm", "file"]
 JOIN_SLACK_S = 5.0
+ROOM_EVERY_S = 0.2
 LEASE_FACTOR = 20.0
 """A hold nobody released ends after so many times the limit of one sync."""
 
@@ -51,6 +52,8 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
     """What is held ends at once and goes on from its tokens afterwards; otherwise it is waited for."""
     hold_s: float = 120.0
     """Longest wait for answers under way."""
+    room_s: float = 300.0
+    """Longest wait for games that hold so many old versions that the engine has no room for a new one."""
 
     @classmethod
     def of(cls, config: Config) -> Manner:
@@ -62,7 +65,7 @@ class Manner(msgspec.Struct, frozen=True, kw_only=True):
             flights = "swap" if config.sync.cache == "keep" else "resume"
         return cls(
             flights=flights, hold=hold.get(config.sync.interrupt, "nobody"), abort=resume,
-            hold_s=config.rollout.request_timeout_s,
+            hold_s=config.rollout.request_timeout_s, room_s=config.rollout.episode_timeout_s,
         )  # fmt: skip
 
 
@@ -225,7 +228,7 @@ class Publisher:
     async def _move(self, version: PolicyVersion, header: BucketHeader) -> str:
         """Bring the bucket to every engine; the digest under which the version is stored."""
         try:
-            await self._each(lambda engine: engine.begin_install(version, header, self._timeout_s))
+            await self._each(lambda engine: self._begin(engine, version, header))
             sent, *_ = await all_or_first_error(
                 self._trainer.send(
                     lambda request: Send(request=request, version=version, timeout_s=self._timeout_s),
@@ -237,6 +240,20 @@ class Publisher:
             await self._give_up(version)
             raise
         return str(sent.digest)
+
+    async def _begin(self, engine: PolicyLink, version: PolicyVersion, header: BucketHeader) -> None:
+        """A version in use is never dropped for a new one: where there is no room, some game has to end first."""
+        deadline, said = time.monotonic() + self._manner.room_s, False
+        while True:
+            try:
+                return await engine.begin_install(version, header, self._timeout_s)
+            except NotNow as error:
+                if time.monotonic() > deadline:
+                    raise
+                if not said:
+                    self._say(f"{version} waits for games to let go of older versions: {error}")
+                said = True
+            await asyncio.sleep(ROOM_EVERY_S)
 
     async def _give_up(self, version: PolicyVersion) -> None:
         """Wherever it did not arrive it is forgotten, and where it did it is dropped."""

@@ -79,7 +79,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     scorers: dict[str, dict[str, float]]
     """Scorer → episodes scored, mean seconds for one, episodes that wait for it."""
     games_cancelled: int
-    """Games that were given up because of this step's versions (``rollout.partial=cancel_group``)."""
+    """Games that were given up at a new version since the last report (``rollout.partial=cancel_group``)."""
     drained_s: float
     """How long this step's versions waited for games under way (``rollout.partial=drain``)."""
     agents: dict[str, AgentStep]

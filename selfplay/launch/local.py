@@ -17,7 +17,7 @@ import zmq.asyncio
 
 from selfplay.agent import Sampling
 from selfplay.buffer import EpisodeBuffer
-from selfplay.config.derive import batches_ahead, version_lag
+from selfplay.config.derive import version_lag
 from selfplay.controller.controller import TRAINER_FOLDER, Controller
 from selfplay.controller.evaluator import Evaluator
 from selfplay.controller.gate_stage import GateStage
@@ -264,7 +264,7 @@ class Session:
         return Publisher(
             trainer=trainer, engines=policies, transport=self._plan.transport, address=self._weights_address(runtime),
             adapters=self._run.adapters, probe_ids=info.probe_ids, probe_bound=bound, timeout_s=config.sync.timeout_s,
-            keep=batches_ahead(config.buffer) + 1, manner=Manner.of(config), retries=config.sync.retries,
+            keep=version_lag(config.buffer) + 1, manner=Manner.of(config), retries=config.sync.retries,
             say=self._observer.event,
         )  # fmt: skip
 

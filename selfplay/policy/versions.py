@@ -69,7 +69,8 @@ class VersionRegistry:
         if len(self._all) >= self._max:
             raise VersionRefused(
                 "unavailable",
-                f"no room for {version}: {self._max} versions are held ({self.names()}); retire one, or raise max_installed",
+                f"no room for {version}: {self._max} versions are held ({self.names()}); games that end make room, and a larger "
+                "policy.max_live_adapters has more",
             )
         self._serial += 1
         entry = Installed(version=version, name=f"{version}#{self._serial}")
