@@ -159,8 +159,9 @@ MAX_PARSED_CHARS = 4096
 def named_move(text: str, legal: Sequence[str]) -> str:
     """The legal move that ``text`` names last, as whole words, ignoring case; raises `IllegalMove`.
 
-    Linear in the text; only its last `MAX_PARSED_CHARS` characters are read.
+    Linear in the text; only its last `MAX_PARSED_CHARS` characters are read. Moves that are numbers count as their text.
     """
+    legal = [str(move) for move in legal]
     if text.strip() in legal:  # word for word: names may differ in nothing but case or marks
         return text.strip()
     words = _words(text[-MAX_PARSED_CHARS:])

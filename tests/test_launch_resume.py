@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from selfplay.cli.view import PlainView
-from selfplay.config import Config
+from selfplay.config import Config, load_config
 from selfplay.errors import ConfigError
-from selfplay.launch.commands import resume_run
+from selfplay.launch.commands import resume_run, start_run
 from selfplay.store.manifest import new_manifest
 from selfplay.store.run_folder import RunFolder
 
@@ -40,3 +40,18 @@ def test_a_config_edited_by_hand_is_held_against_the_first_one(run: Path, edited
 def test_an_override_of_a_fixed_key_is_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"^model cannot change when a run is resumed"):
         resume_run(run, ("model=smollm2-135m",), PlainView())
+
+
+@pytest.mark.parametrize("key", ["seats.player_0.agent=old@1", "scorers.teacher.agent=player_0@3"])
+def test_a_frozen_version_that_a_new_run_cannot_have_is_refused_before_it_has_a_folder(
+    tmp_path: Path, key: str
+) -> None:
+    config = load_config(None, ["env=kuhn-poker-v0", "model=tiny", f"runs_dir={tmp_path}", key])
+    with pytest.raises(ConfigError, match=r"@[13] is named as a frozen version, and a new run has no versions yet"):
+        start_run(config, PlainView())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_frozen_version_that_the_run_does_not_hold_is_refused(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"player_0@3 is named as a frozen version, and the run's adapters do not"):
+        resume_run(run, ("scorers.teacher.agent=player_0@3",), PlainView())

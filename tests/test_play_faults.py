@@ -189,9 +189,34 @@ def test_info_is_plain_or_refused() -> None:
     info = ended_with(Outcome(rewards={"a": 0.0, "b": 0.0}, info=values)).info  # type: ignore[arg-type]
     assert info == {"f": 0.5, "i": 3, "b": True, "s": "x�"}
     assert encode(info)
-    for bad in (2**70, np.zeros(3), float("nan"), None, {"x": 1}):
+    for bad in (2**70, -(2**63) - 1, np.zeros(3), float("nan"), None, {"x": 1}, (3, 4)):
         with pytest.raises(EnvironmentFault, match=r"info\['bad'\] is "):
             ended_with(Outcome(rewards={"a": 0.0, "b": 0.0}, info={"bad": bad}))  # type: ignore[dict-item]
+
+
+def test_info_keys_become_text_and_may_not_meet() -> None:
+    nothing = {"a": 0.0, "b": 0.0}
+    assert ended_with(Outcome(rewards=nothing, info={(3, 4): 1, 0: 2})).info == {"(3, 4)": 1, "0": 2}  # type: ignore[dict-item]
+    with pytest.raises(EnvironmentFault, match="info names '0' twice"):
+        ended_with(Outcome(rewards=nothing, info={0: 1, "0": 2}))  # type: ignore[dict-item]
+
+
+def test_a_board_with_tuples_as_keys_and_moves_of_numpy_stays_the_games_own() -> None:
+    """Positions are numbers of numpy's and keys are tuples inside the game; only text goes in and out."""
+
+    class Board(Turns):
+        def legal_moves(self, seat: str) -> Sequence[str]:
+            return np.arange(4)  # type: ignore[return-value]
+
+        def step(self, moves: Mapping[str, str]) -> None:
+            self.board = {**getattr(self, "board", {}), divmod(int(*moves.values()), 2): len(self.played)}
+            assert (1, 1) in self.board
+            super().step(moves)
+
+    game = Board(RNG, length=2)
+    episode = play_toy(game, {"a": Scripted("3"), "b": Scripted("3")})
+    assert episode_faults(episode) == []
+    assert [t.move for t in episode.turns] == ["3", "3"]
 
 
 @given(

@@ -45,6 +45,7 @@ def start_run(config: Config, observer: Observer) -> RunSummary:
     if config.name:
         check_run_name(config.name)
     plan = plan_run(config, observer.event)
+    _check_frozen(plan, None)
     with _new_folder(config, plan) as run:
         run.update_manifest(model_digest=plan.serving.model.digest)
         observer.event(f"run folder {run.path}")
@@ -70,6 +71,7 @@ def resume_run(path: Path, overrides: Sequence[str], observer: Observer) -> RunS
         plan = plan_run(config, observer.event)
         _check_same_parts(plan, run, observer)
         AdapterStore(run.adapters).remove_leftovers()
+        _check_frozen(plan, AdapterStore(run.adapters))
         checkpoints = Checkpoints(run.checkpoints, keep=config.checkpoint.keep, say=observer.event)
         checkpoints.remove_leftovers()
         checkpoint = checkpoints.latest()
@@ -96,6 +98,16 @@ def _check_changes(before: Config, after: Config) -> None:
     for key in changed_keys(before, after):
         if any(key == fixed or key.startswith(fixed + ".") for fixed in FIXED):
             raise ConfigError(f"{key} cannot change when a run is resumed: start a new run instead")
+
+
+def _check_frozen(plan: RunPlan, store: AdapterStore | None) -> None:
+    """Frozen versions that play, judge or teach are the run's own; ``store``: None for a run that has none yet."""
+    missing = [v for v in plan.frozen if store is None or v not in store.versions(v.agent)]
+    if missing:
+        where = "a new run has no versions yet" if store is None else "the run's adapters do not hold it"
+        raise ConfigError(
+            f"{missing[0]} is named as a frozen version, and {where}: name an agent or base instead, or resume a run that has it"
+        )
 
 
 def _check_same_parts(plan: RunPlan, run: RunFolder, observer: Observer) -> None:

@@ -26,8 +26,19 @@ def checked_outcome(environment: Environment, outcome: object) -> Outcome:
         rewards=rewards,
         winners=tuple(s for s in seats if s in won),
         reason=clean(str(outcome.reason)),
-        info={clean(str(k)): scalar(v, f"info[{k!r}]") for k, v in outcome.info.items()},
+        info=checked_info(outcome.info),
     )
+
+
+def checked_info(info: Mapping[Any, Any]) -> dict[str, Scalar]:
+    """Plain values by text; keys of any kind become text, and two that become the same are a fault."""
+    out: dict[str, Scalar] = {}
+    for key, value in info.items():
+        name = clean(str(key))
+        if name in out:
+            raise ValueError(f"info names {name!r} twice (keys {list(info)!r})")
+        out[name] = scalar(value, f"info[{key!r}]")
+    return out
 
 
 def checked_rewards(environment: Environment, rewards: Mapping[Any, Any]) -> dict[str, float]:
