@@ -54,6 +54,8 @@ class Served:
         self.runtime = RuntimeDir.create()
         self.num_sent = 0
         self.newest: dict[str, int] = {}
+        self.long = 160 if settings.get("engine") == "transformers" else 400
+        """Tokens of an answer that outlives a version being installed, on an engine of this speed."""
         self.config = PolicyServerConfig(
             **{
                 "address": self.runtime.endpoint("policy"),

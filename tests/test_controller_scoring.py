@@ -220,7 +220,7 @@ def test_an_episode_that_got_too_old_meanwhile_is_counted_once(tmp_path: Path) -
         site.memory.versions["pro"] = 5
         assert site.memory.discard_stale(2) == 2
         release.set()
-        await asyncio.sleep(0.05)
+        await site.until(lambda: site.stage.figures()["slow"]["scored"] == 2)
         assert site.memory.scores == {}
         assert site.memory.ledger.check(waiting=0).dropped == {"too stale": 2}
 

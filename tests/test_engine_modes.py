@@ -24,7 +24,6 @@ from selfplay.wire.messages import Hold, Release
 
 pytestmark = pytest.mark.engine
 
-LONG = 400
 CLOSE = 1e-3
 STORY = "a long story, please"
 TWINS = list(range(200, 248, 2))
@@ -79,7 +78,7 @@ async def begin(server: Served, agent: str, tensors: dict[str, Any], **changes: 
     """
     number = await server.renew(agent, tensors["alpha"])
     await server.stage(agent, tensors["beta"])
-    flying = asyncio.create_task(server.ask(agent, STORY, num=LONG, **changes))
+    flying = asyncio.create_task(server.ask(agent, STORY, num=server.long, **changes))
     await server.steps()
     assert not flying.done()
     return number, flying
@@ -102,7 +101,7 @@ def test_swapped_in_mid_answer_and_the_record_says_at_which_token(
     assert (values["swapped"], values["resumed"], values["left"]) == (1, 0, 0)
     first, second = answer.spans
     assert (first.version, second.version) == (old, old + 1)
-    assert 0 < first.end == second.start < second.end == len(answer.sampled_ids) == LONG
+    assert 0 < first.end == second.start < second.end == len(answer.sampled_ids) == server.long
     ids, before = answer.prompt_ids + answer.sampled_ids, len(answer.prompt_ids)
     gaps = differences(answer.logprobs, reference.forced(ids, "alpha")[before - 1 :])
     assert max(gaps[: first.end]) < CLOSE, "to the last token before the swap they are the old version's"
@@ -137,7 +136,7 @@ def test_aborted_and_gone_on_from_its_tokens_under_the_new_version(
     assert (values["swapped"], values["resumed"], values["left"]) == (0, 1, 0)
     first, second = answer.spans
     assert [(s.version) for s in answer.spans] == [old, old + 1]
-    assert (len(answer.sampled_ids), answer.stop_reason) == (LONG, "length"), "one budget for both parts"
+    assert (len(answer.sampled_ids), answer.stop_reason) == (server.long, "length"), "one budget for both parts"
     ids, before = answer.prompt_ids + answer.sampled_ids, len(answer.prompt_ids)
     for span, adapter in ((first, "alpha"), (second, "beta")):
         expected = reference.forced(ids, adapter)[before - 1 :][span.start : span.end]
@@ -150,7 +149,7 @@ def test_pinned_answers_are_never_swapped_or_aborted(server: Served, adapters: d
     async def play() -> None:
         for flights, episode in (("swap", "7.0"), ("resume", "8.0")):
             old, flying = await begin(server, "alpha", adapters, pin="episode", episode_id=episode)
-            beside = asyncio.create_task(server.ask("alpha", STORY, num=LONG))
+            beside = asyncio.create_task(server.ask("alpha", STORY, num=server.long))
             await server.steps()
             values = await server.take_over("alpha", old + 1, flights)
             assert values["left"] == (1 if flights == "swap" else 0), (
@@ -187,7 +186,7 @@ def test_everybody_held_at_once_goes_on_from_the_same_token(
 ) -> None:
     async def play() -> tuple[int, Any, Any]:
         number, flying = await begin(server, "alpha", adapters)
-        base = asyncio.create_task(server.ask("base", STORY, num=LONG))
+        base = asyncio.create_task(server.ask("base", STORY, num=server.long))
         await server.steps()
         await server.call(Hold, agents=(), abort=True, timeout_s=30.0, lease_s=60.0)
         assert not flying.done() and not base.done()  # noqa: PT018
@@ -200,7 +199,7 @@ def test_everybody_held_at_once_goes_on_from_the_same_token(
     number, answer, base = server.run(play())
     assert [s.version for s in answer.spans] == [number], "two parts, one version, one span"
     assert answer.sampled_ids[:100] == tuple(reference.greedy(answer.prompt_ids, "alpha", 100)[0])
-    assert len(answer.sampled_ids) == len(base.sampled_ids) == LONG
+    assert len(answer.sampled_ids) == len(base.sampled_ids) == server.long
 
 
 def test_a_hold_ends_by_itself_and_one_that_waits_too_long_is_refused(
@@ -225,13 +224,13 @@ def test_it_says_alpha_and_after_the_update_beta(server: Served, model: str, wor
 
     async def play() -> None:
         await server.renew("b", random_adapter(model, 5))
-        alone = await server.ask("b", STORY, num=LONG)
+        alone = await server.ask("b", STORY, num=server.long)
         await server.renew("a", words["ALPHA"])
         for _ in range(2):
             assert (await server.ask("a", "Who are you?", num=5)).text == "ALPHA"
         number = await server.stage("a", words["BETA"])
-        long = asyncio.create_task(server.ask("b", STORY, num=LONG))
-        flying = asyncio.create_task(server.ask("a", STORY, num=LONG))
+        long = asyncio.create_task(server.ask("b", STORY, num=server.long))
+        flying = asyncio.create_task(server.ask("a", STORY, num=server.long))
         await server.steps()
         await server.take_over("a", number)
         after = await server.ask("a", "Who are you?", num=4)
@@ -273,7 +272,7 @@ def test_what_top_k_and_top_p_left_is_recorded_and_the_trainer_repeats_it(
         await server.renew("alpha", adapters["alpha"])
         await server.stage("alpha", adapters["beta"])
         answers = await asyncio.gather(*(asked(who, i, 16) for i in range(6) for who in ("alpha", "base")))
-        flying = asyncio.create_task(asked("alpha", 2, LONG))
+        flying = asyncio.create_task(asked("alpha", 2, server.long))
         await server.steps()
         await server.take_over("alpha", server.newest["alpha"], "resume")
         return [*answers, await flying]
@@ -336,3 +335,12 @@ def test_as_many_equally_likely_tokens_as_there_are_are_left(server: Served, ref
     k = next(k for k in range(1, 64) if row[ranked[k - 1]] == row[ranked[k]])
     answer = server.run(server.ask("base", sampling=Sampling(top_k=k, max_tokens=1, seed=1)))
     assert sorted(ranked[: k + 1]) == list(answer.kept[0])
+
+
+def test_after_all_that_the_base_is_what_it_was(server: Served, reference: Reference) -> None:
+    """Dozens of adapters have come, been swapped and gone: nothing of them stays in the weights that all share."""
+    stats = server.run(server.stats())
+    assert stats["installs"] >= 10
+    assert stats["drops"] >= 8
+    ids = server.info.probe_ids
+    assert max(differences(server.run(server.probe(None, ids)), reference.forced(ids, None))) < CLOSE

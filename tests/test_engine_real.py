@@ -31,7 +31,6 @@ pytestmark = pytest.mark.engine
 
 SLOTS = 2
 NAMES = ("alpha", "beta", "gamma", "delta")
-LONG = 400
 STORY = "a long story, please"
 CLOSE = 1e-3
 """|Δlogprob| in float32 between an engine and the reference."""
@@ -69,10 +68,10 @@ def server(request: pytest.FixtureRequest, model: str, tmp_path_factory: pytest.
         yield s
 
 
-async def long_story(server: Served, agent: str, num: int = LONG) -> tuple[str, Any]:
-    """A prompt, and ``num`` tokens that ``agent`` says to it when nothing disturbs it."""
-    answer = await server.ask(agent, STORY, num=num)
-    assert len(answer.sampled_ids) == num
+async def long_story(server: Served, agent: str, times: int = 1) -> tuple[str, Any]:
+    """A prompt, and ``times`` · `Served.long` tokens that ``agent`` says to it when nothing disturbs it."""
+    answer = await server.ask(agent, STORY, num=times * server.long)
+    assert len(answer.sampled_ids) == times * server.long
     return STORY, answer
 
 
@@ -164,8 +163,8 @@ def test_a_new_version_beside_a_long_generation_changes_none_of_its_tokens(
     async def play() -> tuple[Any, Any, list[Any]]:
         for name in ("alpha", "beta"):
             await server.renew(name, adapters[name])
-        text, alone = await long_story(server, "beta", 2 * LONG)
-        long = asyncio.create_task(server.ask("beta", text, num=2 * LONG))
+        text, alone = await long_story(server, "beta", 2)
+        long = asyncio.create_task(server.ask("beta", text, num=2 * server.long))
         others = []
         for name in ("gamma", "delta"):
             number = await server.renew("alpha", adapters[name])
@@ -187,7 +186,7 @@ def test_a_request_in_flight_ends_on_its_version_and_the_next_begins_on_the_new_
         old = await server.renew("alpha", adapters["alpha"])
         text, alone = await long_story(server, "alpha")
         new = await server.stage("alpha", adapters["beta"])
-        flying = asyncio.create_task(server.ask("alpha", text, num=LONG))
+        flying = asyncio.create_task(server.ask("alpha", text, num=server.long))
         await server.steps()
         await server.take_over("alpha", new)
         after = await server.ask("alpha", text)
@@ -223,7 +222,7 @@ def test_a_version_retired_in_flight_is_gone_afterwards(server: Served, adapters
         old = await server.renew("alpha", adapters["alpha"])
         text, _ = await long_story(server, "alpha")
         new = await server.stage("alpha", adapters["beta"])
-        flying = asyncio.create_task(server.ask("alpha", text, num=LONG))
+        flying = asyncio.create_task(server.ask("alpha", text, num=server.long))
         await server.steps()
         await server.take_over("alpha", new)
         assert (await server.stats())["versions_retired"] == 1
@@ -373,7 +372,7 @@ def test_cancelling_frees_slot_and_version(server: Served, adapters: dict[str, d
 def test_a_request_that_takes_too_long_is_refused_and_withdrawn(server: Served) -> None:
     text, _ = server.run(long_story(server, "base"))  # greedy: it does not happen to end early
     with pytest.raises(RefusedError, match=r"timeout: not answered within 0\.01 s"):
-        server.run(server.ask("base", text, num=LONG, timeout_s=0.01))
+        server.run(server.ask("base", text, num=server.long, timeout_s=0.01))
 
 
 def test_listeners_are_loopback_only(server: Served) -> None:

@@ -1,4 +1,4 @@
-"""Every value of every mode setting in a real run: real engine, real trainer, real workers, on the tiny model.
+"""Every value of every mode setting in a real run: real engines, real trainer, real workers, on the tiny model.
 
 The rows cover each value of ``buffer.depth``, ``sync.interrupt``, ``rollout.partial`` and ``sync.transport`` (those of this
 machine) at least once. Each run is looked at from outside: its metrics, its episodes, what it said.
@@ -21,8 +21,12 @@ pytestmark = pytest.mark.engine
 STEPS, BATCH = 4, 4
 BASE = (
     "train", "--env", "kuhn-poker-v0", "model=tiny", f"train.steps={STEPS}", f"train.batch={BATCH}", "rollout.concurrency=4",
-    "rollout.max_tokens=120", "name=r", "--json",
+    "name=r", "--json",
 )  # fmt: skip
+LONG = ("rollout.max_tokens=120",)
+"""Answers that are under way whenever a step ends: a game takes several times as long as a step."""
+SHORT = ("rollout.max_tokens=12", "policy.engine=transformers")
+"""For what is decided between the controller and the server, whatever engine is behind it."""
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -47,11 +51,11 @@ class Row(msgspec.Struct, frozen=True):
 
 
 ROWS = (
-    Row("0", "blocking", "continue", "file"),
-    Row("1", "episode", "drain", "file"),
-    Row("3", "token", "continue", "shm"),
-    Row("3", "turn", "abort_resume", "gloo", ("policy.engines=2",)),
-    Row("unbounded", "drain", "cancel_group", "shm", ("buffer.max_staleness=1",)),
+    Row("0", "blocking", "continue", "file", SHORT),
+    Row("1", "episode", "drain", "file", SHORT),
+    Row("2", "token", "continue", "shm", LONG),
+    Row("2", "turn", "abort_resume", "gloo", ("policy.engines=2", *LONG)),
+    Row("unbounded", "drain", "cancel_group", "shm", ("buffer.max_staleness=1", *LONG)),
 )
 
 

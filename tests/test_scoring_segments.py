@@ -188,13 +188,13 @@ def test_agents_take_turns() -> None:
 
 
 def test_ages_are_of_each_agents_own_segments() -> None:
-    """Versions 3–5 and 5–5 learnt from at 6: staleness 3 and 1, span 2; the other agent is at its own version."""
+    """Versions 3–5 and 5–5 learnt from at 6: staleness 3 and 1, span 2, one of two without signal; the other agent is at its own version."""
     old, new, other = (
-        msgspec.structs.replace(SEGMENT, agent=a, versions=v)
-        for a, v in (("pro", (3, 5)), ("pro", (5, 5)), ("con", (2, 2)))
+        msgspec.structs.replace(SEGMENT, agent=a, versions=v, advantages=(0.0, advantage))
+        for a, v, advantage in (("pro", (3, 5), 1.0), ("pro", (5, 5), 0.0), ("con", (2, 2), -1.0))
     )
     found = segment_ages([old, new, other], {"pro": 6, "con": 2})
-    assert found["pro"] == SegmentAges(staleness_mean=2.0, staleness_max=3, span_max=2)
+    assert found["pro"] == SegmentAges(staleness_mean=2.0, staleness_max=3, span_max=2, silent_share=0.5)
     assert found["con"] == SegmentAges()
 
 

@@ -68,26 +68,30 @@ def sequence_counts(segments: Iterable[Segment], agents: Iterable[str]) -> dict[
 
 
 class SegmentAges(msgspec.Struct, frozen=True, kw_only=True):
-    """Versions between the weights that sampled an agent's segments and those that learn from them."""
+    """Versions between the weights that sampled an agent's segments and those that learn from them, and if there is a signal."""
 
     staleness_mean: float = 0.0
     """Of the oldest version in each segment."""
     staleness_max: int = 0
     span_max: int = 0
     """Most versions that took part in one segment, less one."""
+    silent_share: float = 0.0
+    """Of its segments, those without any advantage: what equal rewards in a group, or a reward as expected, leave to learn."""
 
 
 def segment_ages(segments: Iterable[Segment], current: Mapping[str, int]) -> dict[str, SegmentAges]:
     """Agent → ages of its segments, against the ``current`` versions of the trainer."""
-    versions: dict[str, list[tuple[int, int]]] = {}
+    by_agent: dict[str, list[Segment]] = {}
     for segment in segments:
-        versions.setdefault(segment.agent, []).append(segment.versions)
+        by_agent.setdefault(segment.agent, []).append(segment)
     out = {}
-    for agent, spans in versions.items():
-        stale = [current[agent] - oldest for oldest, _ in spans]
+    for agent, own in by_agent.items():
+        stale = [current[agent] - s.versions[0] for s in own]
         out[agent] = SegmentAges(
-            staleness_mean=sum(stale) / len(stale), staleness_max=max(stale), span_max=max(b - a for a, b in spans)
-        )
+            staleness_mean=sum(stale) / len(stale), staleness_max=max(stale),
+            span_max=max(s.versions[1] - s.versions[0] for s in own),
+            silent_share=sum(not any(s.advantages) for s in own) / len(own),
+        )  # fmt: skip
     return out
 
 
