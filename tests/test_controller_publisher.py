@@ -61,7 +61,8 @@ class FakeEngine:
     ) -> None:
         self.diary, self.name, self.logprobs, self.hang = diary, name, logprobs, hang
         self.is_lost, self.refuses = False, ""
-        """A call that is refused."""
+        """A call that is refused, as often as `num_refusals` says."""
+        self.num_refusals = 10**9
         self.num_full = 0
         """How many times there is no room for a version yet."""
 
@@ -70,7 +71,13 @@ class FakeEngine:
 
     async def hold(self, agents: tuple[str, ...], **_: Any) -> dict[str, float]:
         self.diary.lines.append(f"{self.name} hold {', '.join(agents) or 'everybody'}")
+        self._refuse(f"hold {', '.join(agents)}")
         return {"under_way": 2.0}
+
+    def _refuse(self, call: str) -> None:
+        if self.refuses == call and self.num_refusals:
+            self.num_refusals -= 1
+            raise SyncError(f"{self.name} refused")
 
     async def release(self, timeout_s: float) -> None:
         self.diary.lines.append(f"{self.name} release")
@@ -78,8 +85,7 @@ class FakeEngine:
     def __getattr__(self, call: str) -> Any:
         async def record(version: PolicyVersion, *_: Any) -> Any:
             self.diary.lines.append(f"{self.name} {call} {version}")
-            if self.refuses == f"{call} {version}":
-                raise SyncError(f"{self.name} refused")
+            self._refuse(f"{call} {version}")
             if call == "begin_install" and self.num_full:
                 self.num_full -= 1
                 raise NotNow("no room")
@@ -214,7 +220,48 @@ def test_engines_flip_together_or_not_at_all() -> None:
             await target.publish(PolicyVersion("pro", 1))
 
     asyncio.run(work())
-    assert diary.lines[-2:] == ["a make_current pro@0", "b make_current pro@0"]
+    back = [i for i, line in enumerate(diary.lines) if "make_current pro@0" in line][-2:]
+    gone = [diary.lines.index(f"{e} retire pro@1") for e in "ab"]
+    assert max(back) < min(gone), "the old version is current again before the new one is dropped"
+
+
+@pytest.mark.parametrize(
+    ("call", "goal"),
+    [
+        ("begin_install pro@1", "reach the engines over shm"), ("probe pro@1", "answer its probe"),
+        ("hold pro", "become current"), ("make_current pro@1", "become current"),
+    ],
+)  # fmt: skip
+def test_whatever_fails_on_the_way_is_said_and_tried_again(call: str, goal: str) -> None:
+    diary, said = Diary(), list[str]()
+    engine = FakeEngine(diary)
+
+    async def work() -> int:
+        target = publisher(FakeTrainer(diary), engine, retries=1, manner=Manner(hold="agent"), say=said.append)
+        await target.publish(PolicyVersion("pro", 0))
+        engine.refuses, engine.num_refusals = call, 1
+        return (await target.publish(PolicyVersion("pro", 1))).tries
+
+    assert asyncio.run(work()) == 2
+    assert len(said) == 1
+    assert said[0].startswith(f"pro@1 did not {goal}; the old version pro@0 serves on; try 2 of 2 follows: ")
+    assert "e refused" in said[0]
+    assert [line for line in diary.lines if "make_current" in line or "retire" in line][-1] == "e make_current pro@1"
+
+
+def test_a_version_that_cannot_be_retired_now_is_retired_with_the_next() -> None:
+    diary, said = Diary(), list[str]()
+    engine = FakeEngine(diary)
+    engine.refuses, engine.num_refusals = "retire pro@0", 1
+
+    async def work() -> None:
+        target = publisher(FakeTrainer(diary), engine, keep=1, say=said.append)
+        for number in range(3):
+            await target.publish(PolicyVersion("pro", number))
+
+    asyncio.run(work())
+    assert said == ["pro@0 stays on the engines until the next version of pro: e refused"]
+    assert [line for line in diary.lines if "retire" in line] == ["e retire pro@0", "e retire pro@0", "e retire pro@1"]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@
         │                         ├── MakeCurrent ─────────►│      only when all engines have committed
         │                         ├── Retire(old) ─────────►│      dropped when its last user is done
 
-A move that failed is given up on every engine and tried again, over a weights group with a fresh address; the old version
-serves meanwhile. `Manner` says what a new version does to generation: nothing, or a hold of the agent or of everybody.
+Whatever of it fails or takes too long, the version is given up on every engine and tried again, over a weights group with a
+fresh address; the old version serves meanwhile. Only a probe out of bounds is final. `Manner` says what a new version does to generation: nothing, or a hold of the agent or of everybody.
 """
 
 from __future__ import annotations
@@ -97,6 +97,21 @@ class SyncReport(msgspec.Struct, frozen=True, kw_only=True):
     """Answers under way that end on the old version."""
 
 
+class ProbeError(SyncError):
+    """The engine does not serve what was trained: to try again would not mend it."""
+
+
+class _Done(msgspec.Struct, frozen=True, kw_only=True):
+    """One try that succeeded, in the terms of `SyncReport`."""
+
+    digest: str
+    moved_at: float
+    probe_mean: float
+    probe_max: float
+    policy_moved: float
+    flipped: dict[str, Any]
+
+
 class Publisher:
     """Moves versions one at a time and remembers which is current."""
 
@@ -123,6 +138,8 @@ class Publisher:
         self._manner, self._retries, self._say = manner or Manner(), retries, say
         self._num_groups = 0
         self._engine_workers = 1
+        self._goal = ""
+        """What the version under way is to do next, for messages."""
         self._live: dict[str, list[int]] = {}
         self._last_probe: dict[str, tuple[float, ...]] = {}
 
@@ -187,58 +204,63 @@ class Publisher:
             self._timeout_s,
         )  # fmt: skip
         exported_at = time.monotonic()
-        digest, tries = await self._move_at_last(version, exported.header)
-        moved_at = time.monotonic()
-        mean, worst, moved = await self._prove(version)
-        flipped = await self._flip(version)
+        done, tries = await self._become_current(version, exported.header)
         await self._retire_older(version)
         return SyncReport(
-            version=version, digest=digest, num_bytes=exported.header.num_bytes,
-            export_s=exported_at - start, move_s=moved_at - exported_at, total_s=time.monotonic() - start,
-            probe_mean=mean, probe_max=worst, policy_moved=moved, tries=tries, **flipped,
+            version=version, digest=done.digest, num_bytes=exported.header.num_bytes,
+            export_s=exported_at - start, move_s=done.moved_at - exported_at, total_s=time.monotonic() - start,
+            probe_mean=done.probe_mean, probe_max=done.probe_max, policy_moved=done.policy_moved, tries=tries, **done.flipped,
         )  # fmt: skip
 
-    # ── moving ────────────────────────────────────────────────────────────────────────────────
-
-    async def _move_at_last(self, version: PolicyVersion, header: BucketHeader) -> tuple[str, int]:
-        """Move until it succeeds or the retries are used up; the digest of the stored version, and the number of tries."""
+    async def _become_current(self, version: PolicyVersion, header: BucketHeader) -> tuple[_Done, int]:
+        """Try until it succeeds or the retries are used up; what came of it, and the number of tries."""
         tries = 1
         while True:
             try:
                 if tries > 1:
                     await self.join(self._engine_workers)
-                return await self._move(version, header), tries
+                return await self._try(version, header), tries
+            except ProbeError:
+                raise
             except (SyncError, EngineError, TrainerError) as error:
-                serving = self._serving(version.agent)
-                lost = self._trainer.is_lost or any(e.is_lost for e in self._engines)
-                if lost or tries > self._retries:
-                    raise SyncError(
-                        f"{version} did not reach the engines over {self._transport}; {serving}: {error}"
-                    ) from error
-                self._say(
-                    f"{version} did not reach the engines over {self._transport}; {serving}; try {tries + 1} of "
-                    f"{self._retries + 1} follows: {str(error).splitlines()[0]}"
-                )
+                await self._give_up(version)
+                failed = f"{version} did not {self._goal}; {self._serving(version.agent)}"
+                if self._trainer.is_lost or any(e.is_lost for e in self._engines) or tries > self._retries:
+                    raise SyncError(f"{failed}: {error}") from error
+                self._say(f"{failed}; try {tries + 1} of {self._retries + 1} follows: {str(error).splitlines()[0]}")
                 tries += 1
+
+    async def _try(self, version: PolicyVersion, header: BucketHeader) -> _Done:
+        self._goal = f"reach the engines over {self._transport}"
+        digest = await self._move(version, header)
+        moved_at = time.monotonic()
+        self._goal = "answer its probe"
+        probes = await self._probes(version)
+        mean, worst = self._prove(version, *probes)
+        self._goal = "become current"
+        flipped = await self._flip(version)
+        before, now = self._last_probe.get(version.agent), probes[1][0]
+        self._last_probe[version.agent] = now
+        return _Done(
+            digest=digest, moved_at=moved_at, probe_mean=mean, probe_max=worst, flipped=flipped,
+            policy_moved=mean_difference(before, now) if before else 0.0,
+        )  # fmt: skip
 
     def _serving(self, agent: str) -> str:
         live = self._live.get(agent)
         return f"the old version {agent}@{live[-1]} serves on" if live else "nothing of this agent serves yet"
 
+    # ── moving ────────────────────────────────────────────────────────────────────────────────
+
     async def _move(self, version: PolicyVersion, header: BucketHeader) -> str:
         """Bring the bucket to every engine; the digest under which the version is stored."""
-        try:
-            await self._each(lambda engine: self._begin(engine, version, header))
-            sent, *_ = await all_or_first_error(
-                self._trainer.send(
-                    lambda request: Send(request=request, version=version, timeout_s=self._timeout_s),
-                    self._timeout_s + 5.0,
-                ),
-                *(engine.commit_install(version, self._timeout_s) for engine in self._engines),
-            )
-        except (SyncError, EngineError, TrainerError):
-            await self._give_up(version)
-            raise
+        await all_or_first_error(*(self._begin(engine, version, header) for engine in self._engines))
+        sent, *_ = await all_or_first_error(
+            self._trainer.send(
+                lambda request: Send(request=request, version=version, timeout_s=self._timeout_s), self._timeout_s + 5.0
+            ),
+            *(engine.commit_install(version, self._timeout_s) for engine in self._engines),
+        )
         return str(sent.digest)
 
     async def _begin(self, engine: PolicyLink, version: PolicyVersion, header: BucketHeader) -> None:
@@ -280,9 +302,9 @@ class Publisher:
             values = await all_or_first_error(
                 *(engine.make_current(version, self._manner.flights, self._timeout_s) for engine in self._engines)
             )
-        except (SyncError, EngineError) as error:
+        except (SyncError, EngineError):
             await self._flip_back(version.agent)
-            raise SyncError(f"{version} did not become current; {self._serving(version.agent)}: {error}") from error
+            raise
         return {name: int(sum(v.get(name, 0) for v in values)) for name in ("swapped", "resumed", "left")}
 
     async def _flip_back(self, agent: str) -> None:
@@ -298,9 +320,17 @@ class Publisher:
         manner = self._manner
         lease_s = manner.hold_s + LEASE_FACTOR * self._timeout_s * (1 + self._retries)
         try:
-            values = await all_or_first_error(
-                *(e.hold(agents, abort=manner.abort, timeout_s=manner.hold_s, lease_s=lease_s) for e in self._engines)
-            )
+            try:
+                values = await all_or_first_error(
+                    *(
+                        e.hold(agents, abort=manner.abort, timeout_s=manner.hold_s, lease_s=lease_s)
+                        for e in self._engines
+                    )
+                )
+            except (SyncError, EngineError) as error:
+                raise SyncError(
+                    f"generation of {', '.join(agents) or 'everybody'} was not held back: {error}"
+                ) from error
             yield int(sum(v.get("under_way", 0) for v in values))
         finally:
             for engine in self._engines:
@@ -309,32 +339,37 @@ class Publisher:
                 except (EngineError, SyncError):
                     continue  # a hold has a lease; a dead engine holds nobody
 
-    async def _prove(self, version: PolicyVersion) -> tuple[float, float, float]:
-        """(mean |Δ|, max |Δ|, movement since the last version), the worst over all engines; `SyncError` out of bounds."""
+    async def _probes(self, version: PolicyVersion) -> tuple[tuple[float, ...], list[tuple[float, ...]]]:
+        """Log-probabilities of the probe tokens as the trainer has them, and as each engine has them."""
         ours = await self._trainer.probe(version.agent, self._probe_ids, self._timeout_s)
-        theirs = [await engine.probe(version, self._probe_ids, self._timeout_s) for engine in self._engines]
+        return ours, [await engine.probe(version, self._probe_ids, self._timeout_s) for engine in self._engines]
+
+    def _prove(
+        self, version: PolicyVersion, ours: tuple[float, ...], theirs: list[tuple[float, ...]]
+    ) -> tuple[float, float]:
+        """(mean |Δ|, max |Δ|) of the worst engine; `ProbeError` out of bounds."""
         means = [mean_difference(ours, t) for t in theirs]
         worst = max(abs(a - b) for t in theirs for a, b in zip(ours, t, strict=True))
         for mean in means:
             if not mean <= self._probe_bound:  # NaN is out of bounds too
-                raise SyncError(
+                raise ProbeError(
                     f"probe of {version}: mean |Δlogprob| between trainer and engine is {mean:.4f} (max {worst:.4f}), "
                     f"the bound is {self._probe_bound:.4f}: the engine does not serve what was trained"
                 )
-        before = self._last_probe.get(version.agent)
-        self._last_probe[version.agent] = theirs[0]
-        return max(means), worst, mean_difference(before, theirs[0]) if before else 0.0
+        return max(means), worst
 
     async def _retire_older(self, version: PolicyVersion) -> None:
+        """What cannot be retired now is retired with the next version."""
         live = self._live.setdefault(version.agent, [])
         live.append(version.version)
         while len(live) > self._keep:
-            old = PolicyVersion(version.agent, live.pop(0))
-            for engine in self._engines:
-                await engine.retire(old, self._timeout_s)
-
-    async def _each(self, call: Callable[[PolicyLink], Coroutine[Any, Any, object]]) -> None:
-        await all_or_first_error(*(call(engine) for engine in self._engines))
+            old = PolicyVersion(version.agent, live[0])
+            try:
+                await all_or_first_error(*(engine.retire(old, self._timeout_s) for engine in self._engines))
+            except (SyncError, EngineError) as error:
+                self._say(f"{old} stays on the engines until the next version of {version.agent}: {error}")
+                return
+            live.pop(0)
 
 
 def mean_difference(a: Sequence[float], b: Sequence[float]) -> float:

@@ -63,7 +63,10 @@ class VersionRegistry:
     def begin(self, version: PolicyVersion) -> Installed:
         """Reserve room for a version that is about to arrive."""
         if version in self._all:
-            raise VersionRefused("bad_request", f"{version} is {self._all[version].state} here already")
+            state = self._all[version].state  # one that was given up is gone when nobody uses it any more
+            raise VersionRefused(
+                "unavailable" if state == "retired" else "bad_request", f"{version} is {state} here already"
+            )
         if version.agent == BASE or version.version < 0:
             raise VersionRefused("bad_request", f"{version} is not a version of an adapter")
         if len(self._all) >= self._max:
