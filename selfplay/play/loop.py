@@ -171,24 +171,32 @@ class _Game:
             else:
                 await _together([self._ask(d, t) for d, t in zip(decisions, tries, strict=True)])
         finally:
-            for decision, seat_tries in zip(decisions, tries, strict=True):  # in seat order, whoever was quicker
-                for turn in seat_tries:
-                    self._turns.append(turn)
-                    self._num_tokens += len(turn.prompt_ids) + len(turn.sampled_ids)
-                    if self._watch is not None:
-                        self._watch(decision, turn)
-        moves = {t[-1].seat: t[-1].move for t in tries if t[-1].move is not None}
-        return moves, None if len(moves) == len(tries) else _round_end(tries)
+            for decision, turns in zip(decisions, tries, strict=True):  # in seat order, whoever was quicker
+                self._record(decision, turns)
+        moves = {}
+        for turns in tries:
+            last = turns[-1]
+            if last.move is None:
+                return {}, _round_end(tries)
+            moves[last.seat] = last.move
+        return moves, None
+
+    def _record(self, decision: Decision, turns: Sequence[Turn]) -> None:
+        self._turns += turns
+        for turn in turns:
+            self._num_tokens += len(turn.prompt_ids) + len(turn.sampled_ids)
+            if self._watch is not None:
+                self._watch(decision, turn)
 
     async def _ask(self, decision: Decision, tries: list[Turn]) -> None:
         """Ask one seat until its move is legal, its tries are used up, or its context is full."""
-        player, retries = self._players[decision.seat], self._table.forfeit[0]
+        decide = self._players[decision.seat].decide
         while True:
             begun = time.perf_counter()
-            answer = await player.decide(decision)
+            answer = await decide(decision)
             turn = self._turn(decision, answer, time.perf_counter() - begun)
             tries.append(turn)
-            if turn.move is not None or turn.stop_reason == "context" or len(tries) > retries:
+            if turn.move is not None or turn.stop_reason == "context" or len(tries) > self._table.forfeit[0]:
                 return
             decision = msgspec.structs.replace(decision, complaint=turn.note)
 
