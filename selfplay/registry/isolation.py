@@ -64,6 +64,11 @@ def _layout_is_known() -> bool:
 # Through getstate and setstate one swap takes 25 µs, and a turn needs four of each; as bytes it takes 0.2 µs.
 _global_state: Final = _state_of(_global) if _layout_is_known() else None
 
+_HEAD_BYTES: Final = 4 * 17
+"""The index and 16 words. A draw moves the index, and what renews or replaces the words renews these: as long as the head
+is the same, nobody has drawn or seeded, and nothing need be copied."""
+_global_head: Final = None if _global_state is None else _global_state[:_HEAD_BYTES]
+
 
 class NumpyState:
     """One episode's state of numpy's module-level generator. numpy is never imported for it."""
@@ -103,8 +108,10 @@ class Isolation:
         self._begun, self._numpy = derive_seed(seed, "global random"), NumpyState(seed) if numpy else None
         self._own: Any = self._generator()
         self._own_state = _state_of(self._own)
+        self._own_head = self._own_state[:_HEAD_BYTES].tobytes()
         self._own_gauss: Any = None
         self._outer: Any = None
+        self._outer_head = b""
         self._outer_gauss: Any = None
         self._printed = _Counter()
         self._stdout: Any = None
@@ -123,12 +130,14 @@ class Isolation:
         return random.Random(self._begun) if _global_state is None else _Generator(self._begun)
 
     def __enter__(self) -> None:
-        if _global_state is None:
+        if _global_state is None or _global_head is None:
             self._outer = _global.getstate()
             _global.setstate(self._own.getstate())
         else:
-            self._outer, self._outer_gauss = bytes(_global_state), _global.gauss_next
-            _global_state[:], _global.gauss_next = self._own_state, self._own_gauss
+            if (head := _global_head.tobytes()) != self._outer_head:
+                self._outer, self._outer_head = bytes(_global_state), head
+            _global_state[:] = self._own_state
+            self._outer_gauss, _global.gauss_next = _global.gauss_next, self._own_gauss
         self._stdout, sys.stdout = sys.stdout, self._printed
         if self._numpy is not None:
             self._numpy.enter()
@@ -139,12 +148,14 @@ class Isolation:
         sys.stdout = self._stdout
         if self._numpy is not None:
             self._numpy.leave()
-        if _global_state is None:
+        if _global_state is None or _global_head is None:
             self._own.setstate(_global.getstate())
             _global.setstate(self._outer)
         else:
-            self._own_state[:], self._own_gauss = _global_state, _global.gauss_next
-            _global_state[:], _global.gauss_next = self._outer, self._outer_gauss
+            if (head := _global_head.tobytes()) != self._own_head:
+                self._own_state[:], self._own_head = _global_state, head
+            _global_state[:] = self._outer
+            self._own_gauss, _global.gauss_next = _global.gauss_next, self._outer_gauss
         if error is not None:
             self._failed(error)
 
