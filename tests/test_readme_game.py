@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture
 def nim(tmp_path: Path) -> Path:
     (source,) = re.findall(
-        r"```python\n(from selfplay import Environment\n.*?)```", (ROOT / "README.md").read_text(), re.S
+        r"```python\n(.*?from selfplay import Environment\n.*?)```", (ROOT / "README.md").read_text(), re.S
     )
     path = tmp_path / "nim.py"
     path.write_text(source, "utf-8")
@@ -29,6 +29,10 @@ def nim(tmp_path: Path) -> Path:
 
 def test_it_has_at_most_25_lines(nim: Path) -> None:
     assert len(nim.read_text().splitlines()) <= 25
+
+
+def test_it_is_the_example_too(nim: Path) -> None:
+    assert nim.read_text("utf-8") == (ROOT / "examples" / "nim.py").read_text("utf-8")
 
 
 def test_it_is_sound(nim: Path) -> None:
