@@ -100,14 +100,14 @@ def _through_loop(env_id: str, num_games: int) -> float:
 def _bare_native(num_games: int) -> float:
     kind, num_turns, begun = load_environment(NATIVE), 0, time.process_time()
     for index in range(num_games):
-        rng = random.Random(index)
         game = kind(random.Random(derive_seed("bench envs", index)))
+        rngs = {s: random.Random(index * 8 + i) for i, s in enumerate(game.seats)}
         while seats := game.to_move():
             moves = {}
             for seat in seats:
                 game.rules(seat)
                 game.view(seat)
-                moves[seat] = game.parse(seat, rng.choice(list(game.legal_moves(seat) or ())))
+                moves[seat] = game.parse(seat, rngs[seat].choice(list(game.legal_moves(seat) or ())))
             game.step(moves)
             num_turns += len(moves)
         game.outcome()
