@@ -185,3 +185,49 @@ def test_leaving_forfeits_and_the_process_ends_well() -> None:
     assert "you leave the game" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Fatal" not in done.stderr
+
+
+# ── mcts ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("env_id", "seats"), [("tictactoe-v0", ("x", "o")), ("openspiel:tic_tac_toe", ("player_0", "player_1"))]
+)
+def test_mcts_never_loses_at_tictactoe(env_id: str, seats: tuple[str, str]) -> None:
+    for seed in range(4):
+        first = seed % 2
+        episode = game(env_id, {seats[first]: "mcts", seats[1 - first]: "random"}, seed)
+        assert seats[1 - first] not in episode.winners
+        assert episode.ended == "natural"
+
+
+def test_mcts_takes_a_win_and_sees_a_threat() -> None:
+    """Column 1 wins for x, who moves; found from the view of a game that it did not see the beginning of."""
+    from selfplay_agents.mcts import MctsPlayer
+
+    position = make_environment("connect-four-v0", {}, 0)
+    for seat, column in zip("xoxoxo", "112233", strict=True):
+        position.step({seat: column})
+    player = MctsPlayer(context("connect-four-v0", simulations=200))
+    with pytest.raises(UserError, match="cannot find the position"):
+        ask(player, Decision(seat="x", round=0, rules="", view="nothing like it", legal_moves=None))
+    player._apply([(s, c) for s, c in zip("xoxoxo", "112233", strict=True)])
+    shown = Decision(
+        seat="x", round=3, rules="", view=position.view("x"), legal_moves=tuple(position.legal_moves("x") or ())
+    )
+    assert ask(player, shown).text == "4"
+
+
+@pytest.mark.parametrize(
+    ("env_id", "options", "told"),
+    [
+        ("kuhn-poker-v0", {}, "mcts cannot play 'kuhn-poker-v0'; it knows connect-four-v0, tictactoe-v0"),
+        ("openspiel:kuhn_poker", {}, "is imperfect information"),
+        ("tictactoe-v0", {"simulations": 0}, "simulations is 0; it must be 1 to 1000000"),
+    ],
+)
+def test_mcts_says_what_it_cannot_play(env_id: str, options: dict[str, Any], told: str) -> None:
+    from selfplay_agents.mcts import MctsPlayer
+
+    with pytest.raises(UserError, match=told):
+        MctsPlayer(context(env_id, **options))

@@ -14,9 +14,13 @@ from selfplay.cli.main import main
 from selfplay.cli.match_view import pair_scores
 from selfplay.cli.pgn import pgn
 from selfplay.cli.runs_compare import compare, text
-from selfplay.errors import UserError
+from selfplay.config import load_config
+from selfplay.errors import StoreError, UserError
 from selfplay.launch.entrants import read_field
+from selfplay.launch.warm_start import base_model
 from selfplay.ratings import RatedGame
+from selfplay.store.manifest import new_manifest
+from selfplay.store.run_folder import RunFolder
 from selfplay.tournament.gamelog import read_lines
 from selfplay.types import Episode, Match, SeatAssignment, Turn
 
@@ -171,3 +175,14 @@ def test_chess_as_pgn(played: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert '[White "a"]' in text
     with pytest.raises(UserError, match="neither UCI nor SAN"):
         pgn(shown, msgspec.structs.replace(episode, turns=(msgspec.structs.replace(turns[0], move="jump"),)))
+
+
+def test_a_warm_started_run_is_served_on_the_base_that_it_was_trained_on(tmp_path: Path) -> None:
+    config = load_config(None, ["env=kuhn-poker-v0", "model=tiny", "warm_start.steps=3"])
+    manifest = new_manifest(config, name="w", env_source="s")
+    with RunFolder.create(tmp_path, "w", config, manifest) as run:
+        with pytest.raises(StoreError, match=r"warm_start is missing: the adapters of this run belong on the base"):
+            base_model(run)
+        (run.path / "warm_start").mkdir()
+        (run.path / "warm_start/config.json").write_text("{}")
+        assert base_model(run) == str(run.path / "warm_start")

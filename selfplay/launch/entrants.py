@@ -17,6 +17,7 @@ from selfplay.config import Config
 from selfplay.config.load import parse_override
 from selfplay.errors import ConfigError, StoreError, UnknownNameError, UserError
 from selfplay.launch.serve import Adapter
+from selfplay.launch.warm_start import base_model
 from selfplay.registry import AGENTS, list_entries
 from selfplay.store.adapters import AdapterStore
 from selfplay.store.peft_format import read_config
@@ -158,14 +159,14 @@ def _config(folders: Sequence[Path], model: str | None, config: Config | None) -
     models: dict[str, Path] = {}
     for run in runs:
         if (run / "manifest.json").is_file():
-            models.setdefault(RunFolder.open(run).config().model, run)
+            models.setdefault(base_model(RunFolder.open(run)), run)
     if model is None and len(models) > 1:
         told = ", ".join(f"{m} ({run})" for m, run in models.items())
         raise ConfigError(f"adapters of different base models cannot be served by one engine: {told}")
     base = config or (RunFolder.open(next(iter(models.values()))).config() if models else Config(model=DEFAULT_MODEL))
     ranks = [int(read_config(p).get("r", 0)) for p in folders]
     policy = msgspec.structs.replace(base.policy, max_rank=max([*ranks, base.lora.rank, base.policy.max_rank]))
-    return msgspec.structs.replace(base, model=model or base.model, policy=policy)
+    return msgspec.structs.replace(base, model=model or next(iter(models), base.model), policy=policy)
 
 
 def _adapter(entrant: Entrant, number: int) -> Adapter:

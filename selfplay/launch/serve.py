@@ -16,6 +16,7 @@ from selfplay.errors import UserError
 from selfplay.launch.children import RunChildren
 from selfplay.launch.launchers import LocalLauncher
 from selfplay.launch.serving import plan_serving, policy_socket, server_config
+from selfplay.launch.warm_start import base_model
 from selfplay.pool.policy_client import ZmqPolicyClient
 from selfplay.process import RuntimeDir
 from selfplay.store.adapters import AdapterStore
@@ -101,7 +102,7 @@ def _sources(model: str | None, run: str | None, versions: tuple[PolicyVersion, 
     config, store = folder.config(), AdapterStore(folder.adapters)
     for version in versions:
         store.verify(version)
-    return msgspec.structs.replace(config, model=model or config.model), store
+    return msgspec.structs.replace(config, model=model or base_model(folder)), store
 
 
 async def _install(link: PolicyLink, adapter: Adapter, timeout_s: float) -> None:

@@ -17,12 +17,13 @@ from pathlib import Path
 import msgspec
 
 from selfplay.config import Config
-from selfplay.errors import EXIT_FAULT, EXIT_OK, SelfplayError, TrainerError, UserError
+from selfplay.errors import EXIT_FAULT, EXIT_OK, SelfplayError, StoreError, TrainerError, UserError
 from selfplay.models import ResolvedModel
 from selfplay.models.cache import cache_folder
 from selfplay.models.folder import inspect_folder
 from selfplay.registry import describe
 from selfplay.store.atomic import write_bytes
+from selfplay.store.run_folder import RunFolder
 from selfplay.types import Scalar
 
 FOLDER = "warm_start"
@@ -53,6 +54,19 @@ def warm_start(
         _run_child(WarmStartJob(config=config, source=str(model.path), target=str(target)), say)
     record = msgspec.json.decode((target / RECORD).read_bytes(), type=dict[str, Scalar])
     return inspect_folder(model.name, target, model.kind, cache_folder(None)), record
+
+
+def base_model(run: RunFolder) -> str:
+    """The model that a run's adapters belong on: the one it names, or what its warm start made of that.
+
+    Raises `StoreError` when that is gone: on the model as it was before, the adapters would be other players.
+    """
+    if not run.config().warm_start.steps:
+        return run.config().model
+    folder = run.path / FOLDER
+    if not (folder / "config.json").is_file():
+        raise StoreError(f"{folder} is missing: the adapters of this run belong on the base that its warm start made")
+    return str(folder)
 
 
 def _run_child(job: WarmStartJob, say: Callable[[str], None]) -> None:
