@@ -32,6 +32,16 @@ if TYPE_CHECKING:
 @click.option("-p", "params", multiple=True, metavar="KEY=VALUE", help="Parameter of the environment; repeatable.")
 @click.option("--exploitability", is_flag=True, help="Exact NashConv from the model's own probabilities.")
 @click.option(
+    "--best-response",
+    "steps",
+    default=0,
+    type=click.IntRange(0, 1_000_000),
+    metavar="STEPS",
+    help="Train against it so long: a lower bound.",
+)
+@click.option("--at", "at", default="", metavar="SEAT", help="Learn at that seat only.  [default: one after the other]")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Setting of that training; repeatable.")
+@click.option(
     "--opponents",
     default="random",
     show_default=True,
@@ -73,7 +83,7 @@ if TYPE_CHECKING:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31 - 1), help="Decides all deals.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per environment on stdout, nothing else there.")
 def command(**asked: Any) -> None:
-    """Evaluate a checkpoint: exactly with --exploitability, else against --opponents.
+    """Evaluate a checkpoint: exactly with --exploitability, by training against it with --best-response, else against --opponents.
 
     CHECKPOINT is runs/NAME/adapters/AGENT/N, a run (its newest versions, each at its seat), base, or a bot.
 
@@ -81,9 +91,19 @@ def command(**asked: Any) -> None:
     selfplay eval runs/a --env kuhn-poker-v0 --exploitability
     selfplay eval runs/a/adapters/player_0/9 --env kuhn-poker-v0 --opponents random,equilibrium,cfr,base
     """
+    if (asked["overrides"] or asked["at"]) and not asked["steps"]:
+        raise UserError("--set and --at are for the training of --best-response STEPS")
+    if asked["steps"] and asked["exploitability"]:
+        raise UserError(
+            "--exploitability is exact where it works, --best-response is for games where it does not: ask for one"
+        )
     for env in asked["envs"]:
         if asked["exploitability"]:
             asyncio.run(_exploit(env, asked))
+        elif asked["steps"]:
+            from selfplay.cli.best_response_view import hunt
+
+            hunt(env, asked)
         else:
             _gauntlet(env, asked)
 

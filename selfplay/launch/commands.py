@@ -7,6 +7,7 @@ before anything heavy has started.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from selfplay.launch.local import Session
 from selfplay.launch.plan import RunPlan, plan_run
 from selfplay.launch.warm_start import FOLDER, warm_start
 from selfplay.store.adapters import AdapterStore
+from selfplay.store.atomic import store_errors
 from selfplay.store.checkpoints import Checkpoint, Checkpoints
 from selfplay.store.manifest import new_manifest
 from selfplay.store.run_folder import RunFolder, check_run_name, default_run_name
@@ -40,8 +42,8 @@ FIXED = (
 """What a resumed run may not change: other matches, other tensors, or another model would not be the same run."""
 
 
-def start_run(config: Config, observer: Observer) -> RunSummary:
-    """Train a new run to its end."""
+def start_run(config: Config, observer: Observer, frozen: Sequence[Path] = ()) -> RunSummary:
+    """Train a new run to its end. ``frozen``: version folders of other runs that play in it under the names they have there."""
     if config.name:
         check_run_name(config.name)
     plan = plan_run(config, observer.event)
@@ -49,6 +51,9 @@ def start_run(config: Config, observer: Observer) -> RunSummary:
     with _new_folder(config, plan) as run:
         run.update_manifest(model_digest=plan.serving.model.digest)
         observer.event(f"run folder {run.path}")
+        for path in frozen:
+            with store_errors(path):
+                shutil.copytree(path, run.adapters / path.parent.name / path.name)
         return _drive(_warm(plan, run, observer), run, None, observer)
 
 
