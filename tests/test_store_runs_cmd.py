@@ -140,6 +140,23 @@ def test_export_to_a_file_and_from_a_number(tmp_path: Path, capsys: pytest.Captu
     assert main(["runs", "export", "one", "--runs-dir", str(tmp_path), "--from", "99"]) == 0
 
 
+def test_export_as_parquet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from pyarrow import parquet
+
+    make_run(tmp_path, "one")
+    out = tmp_path / "games.parquet"
+    words = ["runs", "export", "one", "--runs-dir", str(tmp_path), "--format", "parquet"]
+    assert main([*words, "--out", str(out)]) == 0
+    rows = parquet.read_table(out).to_pylist()
+    assert [row["seq"] for row in rows] == [0, 1]
+    assert json.loads(rows[0]["rewards"]) == {"pro": 1.0, "con": -1.0}
+    assert json.loads(rows[1]["episode"])["turns"][0]["text"] == NASTY
+    assert main(words) == 2
+    assert "name a file with --out" in capsys.readouterr().err
+    assert main([*words, "--out", str(tmp_path / "absent" / "x.parquet")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["onn", "../../x", "a\0b", "x" * 5000, "\x1b[31m", "absent/run"])
 @pytest.mark.parametrize("what", ["show", "export"])
 def test_a_run_that_is_not_there_is_one_line(

@@ -24,6 +24,7 @@ from selfplay.store.atomic import store_errors
 from selfplay.store.checkpoints import Checkpoints
 from selfplay.store.episode_log import EpisodeLog
 from selfplay.store.metrics import Row, read_metrics
+from selfplay.store.parquet import EPISODE_COLUMNS, episode_row, write_parquet
 from selfplay.store.run_folder import RunFolder, list_runs
 from selfplay.store.text import json_line
 from selfplay.wire.text import safe_text
@@ -68,15 +69,27 @@ def show(run: str, runs_dir: str, as_json: bool) -> None:
 @click.argument("run")
 @runs_dir_option
 @click.option(
-    "--format", "form", type=click.Choice(["jsonl"]), default="jsonl", show_default=True, help="One episode a line."
+    "--format",
+    "form",
+    type=click.Choice(["jsonl", "parquet"]),
+    default="jsonl",
+    show_default=True,
+    help="One episode a line, or a row.",
 )
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file instead of standard output."
 )
 @click.option("--from", "first", type=click.IntRange(min=0), default=0, show_default=True, help="First episode number.")
-def export(run: str, runs_dir: str, form: str, out: Path | None, first: int) -> None:  # noqa: ARG001 - jsonl is the one form there is
+def export(run: str, runs_dir: str, form: str, out: Path | None, first: int) -> None:
     """Write a run's episodes, in the order they were stored."""
     folder = _find(run, runs_dir)
+    if form == "parquet":
+        if out is None:
+            raise UserError("Parquet is no text: name a file with --out")
+        with EpisodeLog.open(folder.episodes, write=False, say=_warn) as log:
+            found = log.episodes(min(first, log.next_seq))
+            write_parquet(out, EPISODE_COLUMNS, (episode_row(seq, episode) for seq, episode in found))
+        return
     with _line_writer(out) as write, EpisodeLog.open(folder.episodes, write=False, say=_warn) as log:
         for seq, episode in log.episodes(min(first, log.next_seq)):
             write(json_line({"seq": seq, "episode": episode}))

@@ -103,8 +103,14 @@ def command(**asked: Any) -> None:
     help="Another tournament of the same environment.",
 )
 @click.option("--anchor", "anchors", multiple=True, metavar="PLAYER=ELO", help="Sets the scale; repeatable.")
+@click.option(
+    "--parquet",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=None,
+    help="Also write all games to this file.",
+)
 @json_option
-def rate(folder: Path, others: tuple[Path, ...], anchors: tuple[str, ...], as_json: bool) -> None:
+def rate(folder: Path, others: tuple[Path, ...], anchors: tuple[str, ...], parquet: Path | None, as_json: bool) -> None:
     """Rate the games of a tournament again without playing; --merge adds those of others.
 
     With --merge nothing is written: the ratings are shown.
@@ -113,6 +119,11 @@ def rate(folder: Path, others: tuple[Path, ...], anchors: tuple[str, ...], as_js
     from selfplay.tournament.results import conclude, read_tournament, write_results
 
     found = read_tournament(folder, others, _anchors(anchors))
+    if parquet is not None:
+        from selfplay.store.parquet import write_parquet
+        from selfplay.tournament.gamelog import GAME_COLUMNS, game_row
+
+        write_parquet(parquet, GAME_COLUMNS, map(game_row, found.lines))
     result = conclude(found)
     if not others:
         write_results(folder, found, result)

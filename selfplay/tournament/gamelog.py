@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -18,6 +18,7 @@ from selfplay.ratings import RatedGame
 from selfplay.ratings.games import places_of
 from selfplay.store.atomic import store_errors
 from selfplay.store.episode_log import EpisodeLog
+from selfplay.store.parquet import Kind, as_json
 from selfplay.tournament.spec import Game
 from selfplay.types import Ended, Episode
 
@@ -64,6 +65,19 @@ class GameLine(msgspec.Struct, frozen=True, kw_only=True):
             places=places_of(seats, self.winners, self.rewards),
             cluster=self.cluster,
         )
+
+
+GAME_COLUMNS: dict[str, Kind] = {
+    "game": "string", "cluster": "string", "pair": "int64", "seed": "int64", "ended": "string", "reason": "string",
+    "offender": "string", "seats": "string", "winners": "string", "rewards": "string", "illegal": "string", "turns": "int64",
+    "tokens": "int64", "duration_s": "float64", "attempt": "int64", "episode": "int64",
+}  # fmt: skip
+
+
+def game_row(line: GameLine) -> dict[str, Any]:
+    """A game as a row of `GAME_COLUMNS`: what is nested as JSON text."""
+    nested = ("seats", "winners", "rewards", "illegal")
+    return {c: as_json(getattr(line, c)) if c in nested else getattr(line, c) for c in GAME_COLUMNS}
 
 
 def line_of(game: Game, episode: Episode, number: int) -> GameLine:
