@@ -32,6 +32,7 @@ svg .tick{fill:var(--soft);font-size:11px}.grid{stroke:var(--rule)}.zero{stroke:
 .point,.bar{fill:var(--main)}.none{fill:var(--rule);fill-opacity:.5}.win{fill:var(--win)}.loss{fill:var(--loss)}.line{fill:none;stroke-width:2}.band{fill-opacity:.15;stroke:none}
 .c0{fill:#2463b4;stroke:#2463b4}.c1{fill:#c4432b;stroke:#c4432b}.c2{fill:#1a7f5a;stroke:#1a7f5a}.c3{fill:#8a4fbf;stroke:#8a4fbf}.c4{fill:#b5791b;stroke:#b5791b}.c5{fill:#0f8a9d;stroke:#0f8a9d}
 polyline.line{fill:none}polygon.band{stroke:none}details{border:1px solid var(--rule);border-radius:6px;padding:.4em .8em;margin:.5em 0;background:var(--card)}
+@media(max-width:600px){svg text{font-size:17px}svg .tick,svg .column{font-size:14px}}
 summary{cursor:pointer}pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem;margin:.6em 0}a{color:var(--main)}
 """
 
@@ -93,8 +94,13 @@ def _head(spec: TournamentSpec, result: Standings) -> str:
         f'<h1>{escape(spec.env)}</h1><p class="lead">{escape(verdict(result))}</p>'
         f'<p class="soft">{len(spec.players)} players, {table.num_games} rated games in {table.num_clusters} pairs '
         f"({escape(played)}); schedule {spec.schedule}, seed {spec.seed}; {escape(spec.env_source)}"
-        f"{escape('; model ' + spec.model) if spec.model else ''}</p>{notes}"
+        f"{escape('; model ' + _model_name(spec.model)) if spec.model else ''}</p>{notes}"
     )
+
+
+def _model_name(model: str) -> str:
+    """A page is shown to others: of a folder its last two names, not where it lies."""
+    return "/".join(model.rstrip("/").split("/")[-2:])
 
 
 def verdict(result: Standings) -> str:

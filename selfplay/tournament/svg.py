@@ -81,13 +81,13 @@ def curves(lines: dict[str, Sequence[tuple[float, float, float, float]]], x_name
 def heat_map(names: Sequence[str], values: Sequence[Sequence[float | None]]) -> str:
     """Scores 0..1 of row against column."""
     size = max(34, min(64, (WIDTH - LABEL) // max(1, len(names))))
-    top, height = 70, 70 + size * len(names) + 6
-    width = max(WIDTH, LABEL + size * len(names) + 8)
+    top, height = 76, 76 + size * len(names) + 6
+    width = max(WIDTH, LABEL + size * len(names) + 40)
     parts = []
     for j, name in enumerate(names):
         cx = LABEL + size * j + size / 2
         parts.append(
-            f'<text class="label" transform="translate({cx:.0f},{top - 8}) rotate(-35)">{escape(_short(name, 12))}</text>'
+            f'<text class="column" transform="translate({cx:.0f},{top - 8}) rotate(-35)">{escape(_short(name, 12))}</text>'
         )
     for i, name in enumerate(names):
         y = top + size * i
@@ -203,4 +203,4 @@ def _grid(low: float, high: float, at: object, left: float, right: float, x_name
         x, _ = at(value, low)  # type: ignore[operator]
         parts.append(f'<text class="tick" x="{x:.1f}" y="{height - 18}" text-anchor="middle">{value:g}</text>')
     parts.append(f'<text class="tick" x="{WIDTH / 2}" y="{height - 4}" text-anchor="middle">{escape(x_name)}</text>')
-    return "".join(parts) + f'<text class="tick" x="4" y="10">{escape(y_name)}</text>'
+    return "".join(parts) + f'<text class="tick" x="58" y="10">{escape(y_name)}</text>'
