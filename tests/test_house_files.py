@@ -62,7 +62,7 @@ def test_python_files_are_short_and_begin_with_what_they_are_for(path: Path) -> 
 
 @pytest.mark.parametrize("path", tracked(), ids=_name)
 def test_files_speak_of_the_project_alone(path: Path) -> None:
-    if path.name == "LICENSE" or path.suffix == ".png":
+    if path.name == "LICENSE" or path.suffix in (".png", ".webp"):
         return
     text = path.read_text("utf-8")
     hosts = {h.strip("[").partition(":")[0] for h in ADDRESS.findall(text)}

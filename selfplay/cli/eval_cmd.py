@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 @click.argument("players", nargs=-1, required=True, metavar="CHECKPOINT...")
 @click.option("--env", "envs", multiple=True, required=True, help="Environment; repeatable.")
 @click.option("-p", "params", multiple=True, metavar="KEY=VALUE", help="Parameter of the environment; repeatable.")
-@click.option("--exploitability", is_flag=True, help="Exact NashConv from the model's own probabilities.")
+@click.option("--exploitability", is_flag=True, help="Exact NashConv by its own probabilities.")
 @click.option(
     "--best-response",
     "steps",
     default=0,
-    type=click.IntRange(0, 1_000_000),
+    type=click.IntRange(0),
     metavar="STEPS",
-    help="Train against it so long: a lower bound.",
+    help="Train against it: a lower bound.",
 )
-@click.option("--at", "at", default="", metavar="SEAT", help="Learn at that seat only.  [default: one after the other]")
+@click.option("--at", "at", default="", metavar="SEAT", help="Learn at that seat only.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Setting of that training; repeatable.")
 @click.option(
     "--opponents",
@@ -73,15 +73,13 @@ if TYPE_CHECKING:
     help="Answers per state of players without probabilities.",
 )
 @click.option("--states", is_flag=True, help="Show every information state.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=None, help="Folder for the games.  [default: tournaments/ENV-N]"
-)
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="Folder.  [default: tournaments/ENV-N]")
 @click.option("--model", default=None, help="Base model.  [default: that of the run]")
 @click.option("--concurrency", default=16, show_default=True, type=click.IntRange(1, 4096), help="Games at once.")
-@click.option("--temperature", default=1.0, show_default=True, type=FiniteRange(0.01, 10.0), help="Of model players.")
+@click.option("--temperature", default=1.0, show_default=True, type=FiniteRange(0.01, 10.0), help="Of models.")
 @click.option("--jury", default="base", show_default=True, help="Who judges games that need it: base or api.")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31 - 1), help="Decides all deals.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per environment on stdout, nothing else there.")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**31 - 1), help="Of the deals.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout, nothing else there.")
 def command(**asked: Any) -> None:
     """Evaluate a checkpoint: exactly with --exploitability, by training against it with --best-response, else against --opponents.
 
