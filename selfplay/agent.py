@@ -16,7 +16,7 @@ from selfplay.environment import JuryQuestion
 from selfplay.types import Scalar, SeatAssignment, Span, StopReason
 
 
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
+class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One request to a seat. ``complaint`` says why the previous try of the same decision was illegal."""
 
     seat: str
@@ -29,7 +29,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """For players that cannot read: answers worth trying where any text is a move."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What a player said, with the token record when a model said it (shapes as in `selfplay.types.Turn`)."""
 
     text: str
@@ -54,7 +54,7 @@ class Player(Protocol):
         ...
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True):
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One chat message; ``role`` is ``system``, ``user`` or ``assistant``."""
 
     role: str

@@ -2,6 +2,8 @@
 
 An `Episode` is built once, whole and frozen. Token ids are stored as sampled; the context of a seat's turn is the
 concatenation of that seat's earlier ``prompt_ids`` and ``sampled_ids`` since its last fork, plus this ``prompt_ids``.
+
+``gc=False``: what holds only text and numbers is in no reference cycle, and the collector need not walk it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ Ended = Literal["natural", "forfeit", "truncated"]
 MAX_TEXT = 1_000_000
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens ``[start, end)`` of a turn were sampled by ``version`` of the turn's agent."""
 
     version: int
@@ -31,7 +33,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     end: int
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One decision of one seat. P prompt-delta tokens, C sampled tokens; both empty for movers without a model."""
 
     seat: str
