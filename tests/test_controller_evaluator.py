@@ -59,7 +59,7 @@ def test_illegal_answers_count_as_played_only() -> None:
 
 
 def test_the_average_goes_on_from_where_a_checkpoint_left_it() -> None:
-    """Always bet (2/3), then always pass with four times the weight; the mixture is neither, and a resumed one is the same."""
+    """Always bet (2/3), then always pass with twice the weight; the mixture is neither, and a resumed one is the same."""
     current = {"player_0": 0, "player_1": 0}
     straight = evaluator(link := Link(bet=1.0))
     assert asyncio.run(straight.evaluate(current, 1))["nash_conv"] == pytest.approx(2 / 3)

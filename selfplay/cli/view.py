@@ -105,11 +105,14 @@ def _lengths(report: StepReport) -> str:
 
 
 def evaluation_line(report: StepReport) -> str:
-    """The exact figures of the step, where it has any."""
-    e = report.evaluation
-    if not e:
-        return ""
-    return f"NashConv {e['nash_conv']:.3f} (average {e['average_nash_conv']:.3f}, legal {e['legal_mass']:.3f})  "
+    """What the step's evaluation found, where it had one: exact figures, and points against each anchor with their interval."""
+    e, out = report.evaluation, ""
+    if "nash_conv" in e:
+        out += f"NashConv {e['nash_conv']:.3f} (average {e['average_nash_conv']:.3f}, legal {e['legal_mass']:.3f})  "
+    for anchor in [name.removesuffix("/points") for name in e if name.endswith("/points")]:
+        low, high = e[f"{anchor}/low"], e[f"{anchor}/high"]
+        out += f"against {anchor} {e[f'{anchor}/points']:.0%} of points ({low:.0%} to {high:.0%})  "
+    return out
 
 
 def _status_line(status: Status, report: StepReport | None) -> Table:

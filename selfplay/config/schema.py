@@ -303,9 +303,14 @@ class JuryConfig(_Section, frozen=True):
 class EvalConfig(_Section, frozen=True):
     """What a run measures of itself while it trains."""
 
-    every: Annotated[
-        Natural, Meta(description="steps between exact evaluations (NashConv) of the current versions; 0: none")
-    ] = 0
+    every: Annotated[Natural, Meta(description="steps between evaluations of the current versions; 0: none")] = 0
+    exact: Annotated[
+        bool, Meta(description="NashConv from the whole game tree; false for games that are too large for it")
+    ] = True
+    anchors: Annotated[
+        tuple[str, ...], Meta(description="players that never change, which the current versions meet: bots, or base")
+    ] = ()
+    games: Annotated[Count, Meta(description="games against each anchor from each trained seat")] = 50
 
 
 class CheckpointConfig(_Section, frozen=True):

@@ -33,7 +33,8 @@ Result = EpisodeResult | FailedResult
 class Collector:
     """Takes results for as long as it runs.
 
-    ``starved`` says whether the loop waits for episodes that cannot come when the buffer takes none.
+    ``starved`` says whether the loop waits for episodes that cannot come when the buffer takes none; ``aside`` keeps a result
+    that is of no training game.
     """
 
     def __init__(
@@ -51,11 +52,12 @@ class Collector:
         scoring: ScoringStage,
         starved: Callable[[], bool],
         gate: GateStage | None = None,
+        aside: Callable[[Result], bool] = lambda _: False,
     ) -> None:
         self._pool, self._log, self._league, self._memory, self._observer = pool, log, league, memory, observer
         self._reward_range, self._batch, self._max_failures = reward_range, batch, max_failures
         self._waits, self._scoring, self._starved = waits, scoring, starved
-        self._gate = gate
+        self._gate, self._aside = gate, aside
         self._failures_in_a_row = self._num_cancelled = 0
         self._last_loss = ""
         self._unrecorded: list[Episode] = []
@@ -64,7 +66,8 @@ class Collector:
     async def run(self) -> None:
         """Collect until cancelled. Raises `WorkerError`, `StoreError` or `StalledError`."""
         while True:
-            results = await self._without_gate([await self._pool.next_result(), *self._pool.ready_results(GROUP - 1)])
+            came = [await self._pool.next_result(), *self._pool.ready_results(GROUP - 1)]
+            results = await self._without_gate([r for r in came if not await self._put_aside(r)])
             for result in results:
                 if isinstance(result, FailedResult):
                     await self._record_failure(result)
@@ -85,6 +88,12 @@ class Collector:
         if len(wrong) < len(games):
             self._failures_in_a_row = 0
         return [r for r in results if not gate.owns(r.match)]
+
+    async def _put_aside(self, result: Result) -> bool:
+        kept = self._aside(result)
+        if kept:
+            await self._pool.ack(result.match.episode_id)
+        return kept
 
     async def record_games(self) -> None:
         """Into the league what came since the last call; after a kill it is read from the log again."""

@@ -24,7 +24,7 @@ from selfplay.buffer import may_train, startable
 from selfplay.config import Config
 from selfplay.config.derive import awaited_lag, version_lag
 from selfplay.controller.collector import Collector
-from selfplay.controller.evaluator import Evaluator
+from selfplay.controller.evaluator import Evaluations
 from selfplay.controller.league_link import LeagueLink
 from selfplay.controller.memory import Memory
 from selfplay.controller.publisher import Publisher, SyncReport
@@ -83,14 +83,14 @@ class Controller:
         waits: Waits,
         scoring: ScoringStage,
         league_link: LeagueLink | None = None,
-        evaluator: Evaluator | None = None,
+        evaluator: Evaluations | None = None,
     ) -> None:
         self._league_link = league_link
         self._config, self._matchmaker, self._pool = config, matchmaker, pool
         self._metrics, self._checkpoints = metrics, checkpoints
         self._trainer, self._publisher, self._algorithm = trainer, publisher, algorithm
         self._memory, self._observer, self._find_fault = memory, observer, find_fault
-        self._evaluator = evaluator
+        self._evaluator = evaluator or Evaluations(None, None)
         self._waits, self._scoring = waits, scoring
         self._stopping = self._draining = False
         self._phase = "starting"
@@ -101,6 +101,7 @@ class Controller:
             pool=pool, log=log, league=league, memory=memory, observer=observer, reward_range=reward_range,
             batch=config.train.batch, max_failures=config.rollout.max_failures, waits=waits,
             scoring=scoring, starved=self._is_starved, gate=league_link.gate if league_link else None,
+            aside=self._evaluator.take,
         )  # fmt: skip
 
     def stop(self) -> None:
@@ -263,7 +264,7 @@ class Controller:
     async def _evaluate(self) -> dict[str, float]:
         """Figures of the versions that are current now, where it is time for them."""
         memory, every = self._memory, self._config.eval.every
-        if self._evaluator is None or memory.step % every:
+        if not every or memory.step % every:
             return {}
         self._phase = "evaluating"
         found = await self._evaluator.evaluate(memory.published, memory.step)

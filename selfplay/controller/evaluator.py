@@ -1,10 +1,10 @@
-"""What a run knows of its own strength while it trains: the exact exploitability of the versions that are current.
+"""What a run knows of its own strength while it trains: exact exploitability, and games against players that never change.
 
     every eval.every steps:  information states ──► policy server ──► probabilities of all moves ──► NashConv of
                              the versions as they are, as played (illegal answers included), and of all past selves on average
 
 The whole game tree is walked once, at the start; a game that is too large for that, or is played by others than served
-models, is refused there.
+models, is refused there, unless ``eval.exact`` is off. Games against anchors are in `controller.anchors`.
 """
 
 from __future__ import annotations
@@ -13,23 +13,34 @@ from collections.abc import Mapping, Sequence
 
 from selfplay.agent import Message
 from selfplay.config import Config
+from selfplay.controller.anchors import AnchorGames
 from selfplay.controller.policy_link import PolicyLink
 from selfplay.errors import ConfigError, UserError
 from selfplay.evaluation import GameTree, build_tree, exploitability, solve
 from selfplay.evaluation.average import PolicyAverage
 from selfplay.evaluation.exploit import renormalised
+from selfplay.pool import EpisodeResult, FailedResult
 from selfplay.types import BASE, PolicyVersion, SeatAssignment
 
 
 def plan_evaluation(config: Config, seats: Sequence[SeatAssignment]) -> GameTree | None:
     """The game's tree where ``eval.every`` asks for it; raises `ConfigError` for what cannot be measured."""
-    if not config.eval.every:
+    evaluation = config.eval
+    if not evaluation.every:
+        return None
+    if not evaluation.exact:
+        if not evaluation.anchors:
+            raise ConfigError(
+                f"eval.every={evaluation.every} with eval.exact=false measures nothing: name players in eval.anchors, or set eval.every=0"
+            )
         return None
     _check_seats(seats)
     try:
         return build_tree(config.env, dict(config.env_params))
     except UserError as e:
-        raise ConfigError(f"eval.every={config.eval.every}: {e}") from None
+        raise ConfigError(
+            f"eval.every={evaluation.every}: {e}; eval.exact=false with eval.anchors measures by games instead"
+        ) from None
 
 
 class Evaluator:
@@ -44,8 +55,8 @@ class Evaluator:
         self._average = PolicyAverage(tree, totals)
 
     async def evaluate(self, current: Mapping[str, int], step: int) -> dict[str, float]:
-        """Figures of the current versions. The average weighs a version by the square of its step, so that early play is
-        forgotten (as discounted regret minimisation does: Brown and Sandholm 2019)."""
+        """Figures of the current versions. The average weighs a version by its step, so that early play counts for little
+        (linear averaging, as in CFR+: Tammelin 2014)."""
         report = await exploitability(
             self._tree,
             _Scorer(self._link, self._seats, current, self._timeout_s),
@@ -53,7 +64,7 @@ class Evaluator:
             variants=False,
         )
         policy = renormalised([s.masses for s in report.states])
-        self._average.add(policy, float(max(step, 1)) ** 2)
+        self._average.add(policy, float(max(step, 1)))
         return {
             "nash_conv": report.renormalised.nash_conv,
             "nash_conv_as_played": report.as_played.nash_conv,
@@ -65,6 +76,26 @@ class Evaluator:
     def totals(self) -> tuple[float, ...]:
         """What a checkpoint keeps."""
         return self._average.totals()
+
+
+class Evaluations:
+    """All that ``eval.every`` asks for."""
+
+    def __init__(self, exact: Evaluator | None, anchors: AnchorGames | None) -> None:
+        self._exact, self._anchors = exact, anchors
+
+    async def evaluate(self, current: Mapping[str, int], step: int) -> dict[str, float]:
+        """Figures of the current versions; none where nothing is measured."""
+        found = await self._exact.evaluate(current, step) if self._exact is not None else {}
+        return found | (await self._anchors.play() if self._anchors is not None else {})
+
+    def take(self, result: EpisodeResult | FailedResult) -> bool:
+        """Whether a result of the pool is of an evaluation and was kept."""
+        return self._anchors is not None and self._anchors.take(result)
+
+    def totals(self) -> tuple[float, ...]:
+        """What a checkpoint keeps."""
+        return self._exact.totals() if self._exact is not None else ()
 
 
 class _Scorer:
@@ -91,7 +122,7 @@ def _check_seats(seats: Sequence[SeatAssignment]) -> None:
     others = [f"{s.seat}: {s.player}" for s in seats if s.player != "llm"]
     if others:
         raise ConfigError(
-            f"eval.every measures the exploitability of served models, and {', '.join(others)} is not one: set eval.every=0"
+            f"eval.every measures the exploitability of served models, and {', '.join(others)} is not one: set eval.exact=false and eval.anchors, or eval.every=0"
         )
     if any(s.options != seats[0].options for s in seats):
-        raise ConfigError("eval.every needs the same options at every seat: set eval.every=0, or the options alike")
+        raise ConfigError("eval.every needs the same options at every seat: set eval.exact=false, or the options alike")

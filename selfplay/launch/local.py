@@ -18,8 +18,9 @@ import zmq.asyncio
 from selfplay.agent import Sampling
 from selfplay.buffer import EpisodeBuffer
 from selfplay.config.derive import version_lag
+from selfplay.controller.anchors import AnchorGames
 from selfplay.controller.controller import TRAINER_FOLDER, Controller
-from selfplay.controller.evaluator import Evaluator
+from selfplay.controller.evaluator import Evaluations, Evaluator
 from selfplay.controller.gate_stage import GateStage
 from selfplay.controller.good_versions import GoodVersions
 from selfplay.controller.league_link import LeagueLink
@@ -132,7 +133,7 @@ class Session:
             algorithm=plan.algorithm, memory=memory, observer=self._observer,
             reward_range=plan.spec.reward_range, find_fault=find_fault, waits=waits,
             scoring=self._scoring(stack, memory, waits, policies, judges),
-            evaluator=self._evaluator(policies[0]),
+            evaluator=Evaluations(self._evaluator(policies[0]), self._anchors(pool, waits)),
         )  # fmt: skip
         async with _stopped_by_signals(controller):
             outcome = await controller.run()
@@ -145,6 +146,15 @@ class Session:
         return Evaluator(
             plan.tree, plan.matchmaker.match(0).seats, policy, timeout_s=plan.config.rollout.request_timeout_s,
             totals=self._state.averages,
+        )  # fmt: skip
+
+    def _anchors(self, pool: PoolSupervisor, waits: Waits) -> AnchorGames | None:
+        config = self._plan.config
+        if not (config.eval.every and config.eval.anchors):
+            return None
+        return AnchorGames(
+            self._plan.matchmaker, config.eval.anchors, games=config.eval.games, seed=config.seed, pool=pool, waits=waits,
+            say=self._observer.event,
         )  # fmt: skip
 
     # ── scorers ───────────────────────────────────────────────────────────────────────────────

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from selfplay.config import Config, engine_targets
 from selfplay.config.derive import check_adapter_slots, check_config, resolve_transport
+from selfplay.controller.anchors import check_anchors
 from selfplay.controller.evaluator import plan_evaluation
 from selfplay.controller.publisher import Transport
 from selfplay.errors import ConfigError, suggestion
@@ -70,6 +71,7 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
     matchmaker = Matchmaker(spec, config, known_players=[e.id for e in list_entries(AGENTS)])
     check_remote(config, matchmaker.match(0))
     tree = plan_evaluation(config, matchmaker.match(0).seats)
+    check_anchors(config.eval.anchors, [e.id for e in list_entries(AGENTS)], matchmaker.match(0))
     require_package("torch", "train", "training")
     check_launcher(config)
     panel = load_panel(config)
