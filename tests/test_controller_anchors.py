@@ -12,7 +12,7 @@ import pytest
 from episode_samples import encode, episode
 from selfplay.cli.view import evaluation_line
 from selfplay.config import load_config
-from selfplay.controller.anchors import FIRST_INDEX, AnchorGames, check_anchors, shares_of, wilson
+from selfplay.controller.anchors import END_INDEX, FIRST_INDEX, AnchorGames, check_anchors, shares_of, wilson
 from selfplay.controller.evaluator import Evaluations, plan_evaluation
 from selfplay.controller.waits import Waits
 from selfplay.errors import ConfigError, WorkerError
@@ -110,10 +110,11 @@ def test_a_pairing_without_any_game_ends_the_run() -> None:
         play(lambda m: failed(m, "infrastructure"), "random")
 
 
-def test_games_of_training_are_left_alone() -> None:
+def test_games_of_training_and_of_the_gate_are_left_alone() -> None:
     pool: Any = Pool(lambda m: m)
     games = AnchorGames(matchmaker(), ["random"], games=1, seed=0, pool=pool, waits=Waits(), say=lambda _: None)
-    assert not games.take(ended(matchmaker().match(5), ("x",)))
+    for index in (5, END_INDEX):
+        assert not games.take(ended(matchmaker().match(index), ("x",)))
     assert not Evaluations(None, None).take(ended(matchmaker().match(5), ()))
 
 

@@ -25,8 +25,8 @@ from selfplay.pool import EpisodeResult, FailedResult, PoolSupervisor
 from selfplay.registry import make_environment
 from selfplay.types import BASE, Episode, Match, SeatAssignment, derive_seed
 
-FIRST_INDEX = 1 << 40
-"""Matches from this number on are games of evaluations."""
+FIRST_INDEX, END_INDEX = 1 << 40, 1 << 60
+"""Matches with numbers from the one and below the other are games of evaluations."""
 MAX_ATTEMPTS = 3
 NO_ANCHORS = ("llm", "human", "api")
 Z_95 = 1.959964
@@ -85,7 +85,7 @@ class AnchorGames:
     def take(self, result: EpisodeResult | FailedResult) -> bool:
         """Whether the result is of an evaluation; then it is kept here, and nobody else must count it."""
         match = result.match
-        if match.index < FIRST_INDEX:
+        if not FIRST_INDEX <= match.index < END_INDEX:
             return False
         if isinstance(result, EpisodeResult):
             self._found[self._open.pop(match.index)].append(result.episode)

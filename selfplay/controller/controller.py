@@ -99,9 +99,8 @@ class Controller:
         self._ages: dict[str, SegmentAges] = {}
         self._collector = Collector(
             pool=pool, log=log, league=league, memory=memory, observer=observer, reward_range=reward_range,
-            batch=config.train.batch, max_failures=config.rollout.max_failures, waits=waits,
-            scoring=scoring, starved=self._is_starved, gate=league_link.gate if league_link else None,
-            aside=self._evaluator.take,
+            batch=config.train.batch, max_failures=config.rollout.max_failures, waits=waits, scoring=scoring,
+            starved=self._is_starved, gate=league_link.gate if league_link else None, aside=self._evaluator.take,
         )  # fmt: skip
 
     def stop(self) -> None:
