@@ -31,6 +31,7 @@ BENCHES = {
     "envs-compat": "which games of other libraries pass env check (half an hour)",
     "async": "time and staleness of each mode, with an engine of set speed",
     "ratings": "coverage and width of rating intervals, time of a fit",
+    "dynamics": "what makes self-play converge: thirteen ways to train, on a table (ten minutes)",
     "learn-kuhn": "whole training runs to near equilibrium, three seeds (an hour and more)",
     "learn-chat": "a real chat model learns Kuhn poker (half an hour)",
 }
@@ -41,7 +42,7 @@ MODULES = {
     "learn-chat": "learn_chat",
 }
 """Where the module has another name than the benchmark: async is a word of the language."""
-SLOW = ("envs-compat", "learn-kuhn", "learn-chat")
+SLOW = ("envs-compat", "dynamics", "learn-kuhn", "learn-chat")
 """Asked for by name only."""
 EXTRA_OF = {
     "pyspiel": "envs",
