@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from selfplay.bench import dynamics
-from selfplay.bench.dynamics_site import Setup, all_games, play_and_learn
 from selfplay.config.schema import AlgorithmConfig
 from selfplay.evaluation import build_tree
+from selfplay.training.table import Setup, all_games, play_and_learn
 
 
 def test_every_way_of_kuhn_poker_is_there_with_its_probability() -> None:

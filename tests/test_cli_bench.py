@@ -49,6 +49,7 @@ def test_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
         "envs-compat",
         "async",
         "ratings",
+        "dynamics",
         "learn-kuhn",
         "learn-chat",
     ]

@@ -1,6 +1,6 @@
 """``selfplay bench dynamics``: what makes self-play converge, and what does not, by many short runs on a game with a known answer.
 
-Kuhn poker; the policy is a table, the losses are those of the trainer, evaluation is exact (`dynamics_site`). Each row is one
+Kuhn poker; the policy is a table, the losses are those of the trainer, evaluation is exact (`training.table`). Each row is one
 way to train, over several seeds; its ratio compares its average policy with that of the first row. What holds here need not
 hold for language models; what fails here has no reason to work there.
 """
@@ -53,7 +53,7 @@ VARIANTS = (
 
 def run(quick: bool) -> list[Row]:
     """A row per variant: NashConv of the average of past selves (lower is better), the last policies' beside it."""
-    from selfplay.bench.dynamics_site import Setup, play_and_learn
+    from selfplay.training.table import Setup, play_and_learn
 
     tree, seeds, rows = build_tree("kuhn-poker-v0", {}), SEEDS[:1] if quick else SEEDS, list[Row]()
     size = {"steps": 4, "batch": 32} if quick else {}

@@ -178,7 +178,7 @@ class _Learner:
             kept = kept or keep(config, samples, computed)
             loss, _ = agent_loss(config, samples, computed, kept)
             self._adams[seat].zero_grad()
-            (loss / total).backward()  # type: ignore[no-untyped-call]
+            (loss / total).backward()
             self._adams[seat].step()
 
     def _computed(self, logprobs: Tensor, state: Tensor, move: Tensor) -> Computed:
