@@ -38,7 +38,7 @@ def test_a_pool_joins_plays_with_the_runs_models_and_leaves_at_will(runtime: Run
             done, failures = await play_all(site.pool, [make_match(i, player="talker") for i in range(40)])
             assert sorted(done) == list(range(40))
             assert failures == []
-            assert set(policy.ended) == {f"{i}.0" for i in range(40)}  # no version stays pinned
+            await until(lambda: set(policy.ended) == {f"{i}.0" for i in range(40)})  # no version stays pinned
             code, out = await alice.end((signal.SIGINT,))
             assert code == 0
             assert "alice-1 left: it was told to leave" in out
@@ -74,7 +74,7 @@ def test_what_a_killed_pool_held_is_played_again(runtime: RuntimeDir, tmp_path: 
             assert {(f.kind, f.reason) for f in failures} == {("infrastructure", "pool left")}
             assert {f.match.episode_id for f in failures} <= held
             assert "nothing was heard of it for 2 s" in failures[0].message
-            assert not policy.active  # nobody generates for the dead
+            await until(lambda: not policy.active)  # nobody generates for the dead
             await alice.end()
             psutil.wait_procs(workers, timeout=30)
             assert not any(w.is_running() for w in workers)
