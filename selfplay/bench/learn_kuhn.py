@@ -15,9 +15,10 @@ GAMES = 102_400
 SEEDS = (0, 1, 2)
 SETTINGS = (
     "env=kuhn-poker-v0", "model=tiny", "warm_start.steps=300", "lora.rank=64", "lora.alpha=64", "train.steps=100",
-    "train.batch=1024", "train.lr=1e-3", "algorithm.loss=ppo", "algorithm.epochs=6", "algorithm.kl=0.5",
-    "algorithm.reference=moving", "algorithm.reference_every=20", "algorithm.illegal_penalty=2.0", "rollout.concurrency=512",
-    "policy.engine=transformers", "policy.max_num_seqs=1024", "eval.every=2", "checkpoint.every=10",
+    "train.batch=1024", "train.lr=1e-3", "train.schedule=linear", "algorithm.baseline_decay=0.99", "algorithm.loss=ppo",
+    "algorithm.epochs=12", "algorithm.kl=0.5", "algorithm.reference=moving", "algorithm.reference_every=20",
+    "algorithm.illegal_penalty=2.0", "rollout.concurrency=512", "policy.engine=transformers", "policy.max_num_seqs=1024",
+    "eval.every=2", "checkpoint.every=10",
 )  # fmt: skip
 """The same as configs/kuhn.toml."""
 QUICK = (
