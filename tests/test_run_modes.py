@@ -25,8 +25,8 @@ BASE = (
 )  # fmt: skip
 LONG = ("rollout.max_tokens=120",)
 """Answers that are under way whenever a step ends: a game takes several times as long as a step."""
-SHORT = ("rollout.max_tokens=12", "policy.engine=transformers")
-"""For what is decided between the controller and the server, whatever engine is behind it."""
+SHORT = ("rollout.max_tokens=12",)
+"""For what does not ask that an answer is under way at the right moment."""
 
 
 class Row(msgspec.Struct, frozen=True):
