@@ -47,7 +47,14 @@ def run(quick: bool) -> list[Row]:
     ]  # fmt: skip
     for name, (ours, theirs, reference) in widths(FIVE, 3 if quick else 40, 4).items():
         rows.append(
-            Row(name=name, value=ours, unit="log", reference=reference, ratio=ours / theirs, repeats=3 if quick else 40)
+            Row(
+                name=name,
+                value=ours,
+                unit="Elo" if "head" in name else "log",
+                reference=reference,
+                ratio=ours / theirs,
+                repeats=3 if quick else 40,
+            )
         )
     return rows + speed(5_000 if quick else 100_000)
 
