@@ -141,7 +141,9 @@ class _Game:
             num_decisions += len(decisions)
             if cap := self._cap_reached(num_decisions):
                 return _End(ended="truncated", reason=cap)
-            await self._let_others_run()
+            if time.perf_counter() - self._yielded_at > _YIELD_EVERY_S:
+                await asyncio.sleep(0)
+                self._yielded_at = time.perf_counter()
             moves, end = await self._play_round(decisions)
             if end is not None:
                 return end
@@ -155,12 +157,6 @@ class _Game:
         if self._num_tokens >= limits.max_tokens:
             return f"tokens: {self._num_tokens} were used, the cap is {limits.max_tokens}"
         return ""
-
-    async def _let_others_run(self) -> None:
-        now = time.perf_counter()
-        if now - self._yielded_at > _YIELD_EVERY_S:
-            await asyncio.sleep(0)
-            self._yielded_at = time.perf_counter()
 
     async def _play_round(self, decisions: Sequence[Decision]) -> tuple[dict[str, str], _End | None]:
         """Ask all seats of the round; no seat is shown anything of this round. (moves, how it ended if it did)."""

@@ -14,9 +14,10 @@ from selfplay.agent import Decision
 from selfplay.environment import Environment, JuryQuestion, Outcome
 from selfplay.errors import EnvironmentFault, IllegalMove
 from selfplay.play.normalise import checked_outcome, checked_rewards
-from selfplay.play.text import clean
+from selfplay.play.text import clean, is_plain
 from selfplay.registry.isolation import Isolation
 from selfplay.types import derive_seed
+from selfplay.wire.codec import clean_text
 
 
 class Table:
@@ -181,14 +182,13 @@ class _Inside(Isolation):
 def _text(value: object, field: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{field}() returned {value!r} ({type(value).__name__}), expected text")
-    return clean(value)
+    return value if is_plain(value) else clean_text(value)
 
 
 def _texts(values: Sequence[object]) -> tuple[str, ...]:
     """All of ``values`` as clean text; plain ones, nearly all, are looked at together."""
     texts = tuple(map(str, values))
-    together = "".join(texts)
-    return texts if clean(together) is together else tuple(map(clean, texts))
+    return texts if is_plain("".join(texts)) else tuple(map(clean_text, texts))
 
 
 def _question(question: JuryQuestion) -> JuryQuestion:

@@ -6,9 +6,14 @@ from selfplay.wire.codec import clean_text
 from selfplay.wire.text import safe_text
 
 
+def is_plain(text: str) -> bool:
+    """Whether `clean_text` would leave it as it is, for sure: nearly all text, and known at once."""
+    return text.isascii() and "\0" not in text
+
+
 def clean(text: str) -> str:
     """`clean_text`, without its cost for the usual plain text."""
-    return text if text.isascii() and "\0" not in text else clean_text(text)
+    return text if is_plain(text) else clean_text(text)
 
 
 def printable(text: str) -> str:
