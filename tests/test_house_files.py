@@ -19,6 +19,7 @@ KNOWN_HOSTS = {
     "example.com",
     "example.org",
     "download.pytorch.org",
+    "www.w3.org",  # the namespace of every SVG
     "www.apache.org",
     "arxiv.org",
     "doi.org",
