@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ import pytest
 from tests.runs import end_all
 
 from selfplay.models import resolve_model
+
+# A shell starts background jobs deaf to Ctrl-C, and their children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 RUNTIME_VARIABLE = "SELFPLAY_RUNTIME_DIR"
 GRACE_S = 10.0

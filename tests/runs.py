@@ -40,7 +40,7 @@ class Run:
             )  # fmt: skip
         _started.append(self)
 
-    def wait(self, timeout_s: float = 150.0) -> int:
+    def wait(self, timeout_s: float = 300.0) -> int:
         """Its exit code; whatever happens it is gone afterwards."""
         try:
             return self.process.wait(timeout_s)
@@ -76,7 +76,7 @@ class Run:
                 continue
         raise LookupError(f"no {kind} process; stderr:\n{self.error_text()}")
 
-    def until(self, ready: Callable[[str], bool], timeout_s: float = 120.0) -> None:
+    def until(self, ready: Callable[[str], bool], timeout_s: float = 300.0) -> None:
         """Wait until its error output satisfies ``ready``."""
         deadline = time.monotonic() + timeout_s
         while not ready(self.error_text()):

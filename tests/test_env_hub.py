@@ -14,7 +14,7 @@ from selfplay.cli import env_hub_cmd
 from selfplay.cli.main import main
 from selfplay.registry.hub import PublishedEnvironment, find_published, published
 
-GAME = (Path(__file__).parents[1] / "examples" / "nim.py").read_text("utf-8")
+GAME = Path(__file__).with_name("sticks.py").read_text("utf-8")
 PUBLISHED = PublishedEnvironment(
     id="alice/sticks-v0", source="alice-sticks 1 sha256:0", seats=("a", "b"), doc="", checks={}
 )

@@ -21,7 +21,7 @@ from selfplay.types import PolicyVersion
 from test_agents_llm import FakePolicy
 from toy_games import write_distribution
 
-NIM = str(Path(__file__).parents[1] / "examples" / "nim.py")
+NIM = str(Path(__file__).with_name("sticks.py"))
 Result = tuple[int, str, str]
 
 
@@ -56,7 +56,7 @@ def test_json_is_one_object_and_nothing_else(run: Callable[..., Result]) -> None
 def test_an_environment_that_prints_leaves_json_parseable(run: Callable[..., Result], tmp_path: Path) -> None:
     path = tmp_path / "chatty.py"
     source = Path(NIM).read_text("utf-8").replace("self.turn += 1", "self.turn += 1; print('noise\\n' * 10_000)")
-    path.write_text("print('import noise')\n" + source, "utf-8")
+    path.write_text(source.replace("class Nim", "print('import noise')\n\n\nclass Nim"), "utf-8")
     code, out, err = run("play", str(path), "--json")
     assert (code, err) == (0, "")
     (episode,) = json.loads(out)["episodes"]

@@ -27,7 +27,7 @@ from selfplay.registry import (
 )
 from toy_games import write_distribution
 
-NIM = Path(__file__).parents[1] / "examples" / "nim.py"
+NIM = Path(__file__).with_name("sticks.py")
 
 
 def test_a_file_is_an_environment() -> None:
@@ -35,7 +35,7 @@ def test_a_file_is_an_environment() -> None:
     assert env_id == str(NIM.resolve())
     game = make_environment(env_id, {"heap": 5}, seed=1)
     assert game.seats == ("first", "second")
-    assert environment_source(env_id).startswith("file nim.py ")
+    assert environment_source(env_id).startswith("file sticks.py ")
     spec = describe(str(NIM))
     assert spec.parameters == {"heap": 21}
     assert spec.id == env_id
