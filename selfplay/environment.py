@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -60,7 +61,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     info: dict[str, Scalar] = {}
 
 
-class Environment:
+class Environment(ABC):
     """Base class of games. Override ``seats`` and the methods without a body; keyword parameters of ``__init__``
     are the environment's typed parameters (bool, int, float or str, each with a default). A value of a parameter that
     the game cannot be played with is a `ConfigError`. What depends on a parameter may be set in ``__init__``."""
@@ -89,13 +90,13 @@ class Environment:
         """The rules as told to ``seat`` once, before the first turn. The default is the docstring of the class."""
         return inspect.cleandoc(type(self).__doc__ or "")
 
+    @abstractmethod
     def to_move(self) -> Sequence[str]:
         """Seats that decide now; several for simultaneous moves; empty when the game is over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def view(self, seat: str) -> str:
         """What ``seat`` is told when it is asked to move: everything it may know and nothing more."""
-        raise NotImplementedError
 
     def legal_moves(self, seat: str) -> Sequence[str] | None:
         """The moves ``seat`` may make, or None when any text is a move."""
@@ -114,13 +115,13 @@ class Environment:
         legal = self.legal_moves(seat)
         return text.strip() if legal is None else named_move(text, legal)
 
+    @abstractmethod
     def step(self, moves: Mapping[str, str]) -> None:
         """Apply one move for every seat of ``to_move``, at once."""
-        raise NotImplementedError
 
+    @abstractmethod
     def outcome(self) -> Outcome:
         """The result; asked for once, when ``to_move`` is empty and the jury has been heard."""
-        raise NotImplementedError
 
     def jury_questions(self) -> Sequence[JuryQuestion]:
         """Questions for the jury when the game is over; empty for games that need no jury."""

@@ -28,6 +28,8 @@ from selfplay.registry import (
 from toy_games import write_distribution
 
 NIM = Path(__file__).with_name("sticks.py")
+REST = "to_move = view = step = outcome = lambda self, *_: ()"
+"""What makes a class a game."""
 
 
 def test_a_file_is_an_environment() -> None:
@@ -132,11 +134,16 @@ def test_a_value_is_returned_in_its_kind_or_refused(kind: str, value: bool | int
         assert out == value or (kind == "str" and out == str(value))  # digits are text too
 
 
+def test_a_game_without_a_method_is_told_which(tmp_path: Path) -> None:
+    path = tmp_path / "game.py"
+    path.write_text("from selfplay import Environment\nclass G(Environment):\n def step(self, moves): ...\n", "utf-8")
+    with pytest.raises(UserError, match=r"class G has no outcome\(\), to_move\(\), view\(\): every game needs them"):
+        make_environment(str(path), {}, seed=7)
+
+
 def test_a_constructor_that_raises_is_the_environments_fault(tmp_path: Path) -> None:
     path = tmp_path / "game.py"
-    source = (
-        "from selfplay import Environment\nclass G(Environment):\n def __init__(self, rng):\n  raise KeyError('deck')\n"
-    )
+    source = f"from selfplay import Environment\nclass G(Environment):\n {REST}\n def __init__(self, rng):\n  raise KeyError('deck')\n"
     path.write_text(source, "utf-8")
     with pytest.raises(EnvironmentFault, match="KeyError: 'deck'") as caught:
         make_environment(str(path), {}, seed=7)
@@ -218,7 +225,7 @@ def test_secrets_do_not_reach_the_child(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def _child_game(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    source = f"from selfplay import Environment\n{code}\nclass Game(Environment):\n    seats = ('a', 'b')\n"
+    source = f"from selfplay import Environment\n{code}\nclass Game(Environment):\n    seats = ('a', 'b')\n    {REST}\n"
     points = {ENVIRONMENTS: {"child-v0": "child_game:Game"}}
     write_distribution(folder, "child-game", modules={"child_game": source}, entry_points=points)
     monkeypatch.syspath_prepend(str(folder))

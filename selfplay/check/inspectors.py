@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -21,7 +22,7 @@ LONG_ANSWERS = ("[a " * 33_000, " " * 100_000, "<move" * 20_000)
 SLOW_PARSE_S = 1.0
 
 
-class Inspector:
+class Inspector(ABC):
     """Looks on at random games. ``faults`` collects what it finds."""
 
     name = ""
@@ -35,9 +36,9 @@ class Inspector:
     def ended(self, game: RandomGame) -> None:
         """A game is over."""
 
+    @abstractmethod
     def result(self) -> Check:
         """What was found."""
-        raise NotImplementedError
 
     def fault(self, game: RandomGame, message: str, turn: int | None = None, seat: str = "") -> None:
         self.faults.add(message, seed=game.number, turn=turn, seat=seat)

@@ -28,7 +28,7 @@ import zmq
 from selfplay.errors import ConfigError, EngineError, WireError, WorkerError
 from selfplay.pool.guests import RemotePool
 from selfplay.pool.supervisor import PoolSupervisor
-from selfplay.registry.ids import is_file_id
+from selfplay.registry.ids import may_be_one_game, shown_id
 from selfplay.wire.codec import Codec
 from selfplay.wire.curve import KeyedListener, KeyPair, load_allowed
 from selfplay.wire.messages import (
@@ -234,10 +234,10 @@ class Gateway:
         config = self._config
         if hello.protocol != PROTOCOL:
             return _other_protocol(hello.protocol)
-        if hello.env != config.env and not (is_file_id(hello.env) and is_file_id(config.env)):
-            return f"the run plays {_shown(config.env)}, the pool {safe_text(hello.env)[:80]}"
+        if not may_be_one_game(hello.env, config.env):
+            return f"the run plays {shown_id(config.env)}, the pool {safe_text(hello.env)[:80]}"
         if hello.source != config.source:
-            return f"the run plays {_shown(config.env)} of {config.source}, the pool has {safe_text(hello.source)}: install the same"
+            return f"the run plays {shown_id(config.env)} of {config.source}, the pool has {safe_text(hello.source)}: install the same"
         if len(self._guests) >= MAX_POOLS:
             return f"{MAX_POOLS} pools have joined already"
         return "" if hello.slots else "a pool needs at least one slot"
@@ -340,8 +340,3 @@ def _protocol_of(data: bytes) -> int | None:
 
 def _other_protocol(theirs: int) -> str:
     return f"the run speaks protocol {PROTOCOL}, the pool {theirs}: use one version of selfplay"
-
-
-def _shown(env: str) -> str:
-    """An environment id without the folders of this host."""
-    return Path(env).name if is_file_id(env) else env

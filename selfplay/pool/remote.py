@@ -11,7 +11,6 @@ the one environment it was started for, whatever it is sent, and ends when the r
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,7 @@ from selfplay.pool.results import FailedResult, Result
 from selfplay.pool.supervisor import PoolSupervisor
 from selfplay.process import RuntimeDir
 from selfplay.registry import EnvironmentSpec
-from selfplay.registry.ids import is_file_id
+from selfplay.registry.ids import may_be_one_game, shown_id
 from selfplay.types import Match
 from selfplay.wire.codec import Codec, encode
 from selfplay.wire.curve import KeyedConnection, KeyPair
@@ -127,7 +126,7 @@ class JoinedPool:
     async def _join(self) -> PoolWelcome:
         config, deadline = self._config, time.monotonic() + self._config.wait_s
         hello = PoolHello(
-            protocol=PROTOCOL, env=_name(config.spec.id), source=config.spec.source, slots=config.workers * config.concurrency
+            protocol=PROTOCOL, env=shown_id(config.spec.id), source=config.spec.source, slots=config.workers * config.concurrency
         )  # fmt: skip
         self._offer(hello)
         while time.monotonic() < deadline:
@@ -218,8 +217,8 @@ class JoinedPool:
         if match.episode_id in self._matches:
             return
         self._matches[match.episode_id] = match
-        if match.env != spec.id and not (is_file_id(match.env) and is_file_id(spec.id)):
-            self._fail(match, f"this pool plays {_name(spec.id)}, not {match.env}")
+        if not may_be_one_game(match.env, spec.id):
+            self._fail(match, f"this pool plays {shown_id(spec.id)}, not {match.env}")
         elif self._pool.num_free > 0:
             await self._pool.submit(msgspec.structs.replace(match, env=spec.id))
         else:  # a worker died since the last pulse
@@ -289,12 +288,9 @@ class JoinedPool:
         return self._link.socket.offer((self._out.encode(message),))
 
     def _decoded(self, data: bytes) -> Any:
-        """A message of the run, or None for what is none."""
-        with contextlib.suppress(WireError):
+        """A message of the run, or None for what is none, which is said."""
+        try:
             return self._in.decode(data)
-        return None
-
-
-def _name(env: str) -> str:
-    """The id as the run hears it: of a file only its name."""
-    return Path(env).name if is_file_id(env) else env
+        except WireError as e:
+            self._say(f"a frame of {len(data)} bytes from the run was {e}")
+            return None

@@ -84,6 +84,9 @@ def make_environment(
     loaded = _load(env_id)
     given = with_preset(env_id, loaded.kind.presets, params)
     values = check_values(env_id, loaded.parameters, given)
+    if missing := sorted(loaded.kind.__abstractmethods__):
+        names = ", ".join(f"{name}()" for name in missing)
+        raise UserError(f"{env_id}: class {loaded.kind.__name__} has no {names}: every game needs them")
     try:
         with isolation or Isolation(derive_seed(seed, "construction"), numpy=loaded.kind.global_random):
             environment = loaded.kind(random.Random(seed), **values)

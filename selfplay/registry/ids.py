@@ -26,6 +26,16 @@ def is_file_id(env_id: str) -> bool:
     return env_id.endswith(".py")
 
 
+def shown_id(env_id: str) -> str:
+    """The id without the folders of this host: what another host may hear, and how it knows a file."""
+    return Path(env_id).name if is_file_id(env_id) else env_id
+
+
+def may_be_one_game(a: str, b: str) -> bool:
+    """Whether ids of two hosts can mean one game: the same id, or two files, wherever they lie (their content decides)."""
+    return a == b or (is_file_id(a) and is_file_id(b))
+
+
 def split_adapted(env_id: str) -> tuple[str, str] | None:
     """(scheme, name) of an adapted game's id, or None."""
     found = _ADAPTED.match(env_id)

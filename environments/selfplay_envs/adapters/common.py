@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 
@@ -69,11 +70,13 @@ class NumberedMoves(Environment):
 
     _names: dict[str, dict[str, int]]
 
+    @abstractmethod
     def _legal_numbers(self, seat: str) -> Sequence[int]:
-        raise NotImplementedError
+        """The library's numbers of the legal moves of ``seat``."""
 
+    @abstractmethod
     def _name(self, seat: str, number: int) -> str:
-        raise NotImplementedError
+        """What ``seat`` calls that move."""
 
     def moves(self, seat: str) -> dict[str, int]:
         """Name → number of every legal move of ``seat`` in this position."""
