@@ -28,7 +28,7 @@ from selfplay.models import resolve_model
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 RUNTIME_VARIABLE = "SELFPLAY_RUNTIME_DIR"
-GRACE_S = 10.0
+GRACE_S = 60.0
 
 # Time is never a reason to fail: machines are shared. The same examples every time, so that a failure can be repeated.
 hypothesis.settings.register_profile(

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.patience import PATIENCE_S
 
 from selfplay.agent import Sampling
 from selfplay.pool import EpisodeResult, FailedResult, PoolConfig, PoolSupervisor
@@ -184,7 +185,7 @@ async def play_all(
         if not num_out:
             await pool.submit(pending.pop(0))
             num_out += 1
-        result = await asyncio.wait_for(pool.next_result(), 60.0)
+        result = await asyncio.wait_for(pool.next_result(), PATIENCE_S)
         num_out -= 1
         await pool.ack(result.match.episode_id)
         if isinstance(result, EpisodeResult):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from tests.patience import PATIENCE_S
 
 from pool_site import GAME, make_config
 from selfplay.agent import Sampling
@@ -131,7 +132,7 @@ class PoolProcess:
         """Read its output up to a line with ``text``."""
         assert self.process.stdout is not None
         while True:
-            line = (await asyncio.wait_for(self.process.stdout.readline(), 60.0)).decode()
+            line = (await asyncio.wait_for(self.process.stdout.readline(), PATIENCE_S)).decode()
             self.lines.append(line)
             if text in line:
                 return
@@ -141,7 +142,7 @@ class PoolProcess:
         """Its exit code and the rest of its output, after ``signals``."""
         for number in signals:
             self.process.send_signal(number)
-        out, _ = await asyncio.wait_for(self.process.communicate(), 60.0)
+        out, _ = await asyncio.wait_for(self.process.communicate(), PATIENCE_S)
         assert self.process.returncode is not None
         return self.process.returncode, out.decode()
 
@@ -180,6 +181,6 @@ class Peer:
 
 async def until(ready: Any) -> None:
     """Wait for a condition of this process."""
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(PATIENCE_S):
         while not ready():
             await asyncio.sleep(0.01)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.patience import PATIENCE_S
 
 TINY = ("model=tiny", "train.batch=4", "rollout.concurrency=4", "rollout.max_tokens=8")
 MODULES = {
@@ -97,7 +98,7 @@ def end_all() -> None:
         run.end()
 
 
-def still_alive(processes: list[psutil.Process], timeout_s: float = 15.0) -> list[psutil.Process]:
+def still_alive(processes: list[psutil.Process], timeout_s: float = PATIENCE_S) -> list[psutil.Process]:
     """Those of ``processes`` that have not ended after ``timeout_s``."""
     _, alive = psutil.wait_procs(processes, timeout=timeout_s)
     return alive

@@ -8,6 +8,7 @@ import sys
 
 import pyspiel
 import pytest
+from tests.patience import PATIENCE_S
 
 from selfplay.errors import ConfigError, UserError
 from selfplay.registry import describe, environment_source, make_environment
@@ -130,5 +131,5 @@ def test_adapters_load_no_heavy_library() -> None:
         "    make_environment(e, {}, 0)\n"
         "print([m for m in ('torch', 'vllm', 'transformers', 'ray') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.strip().splitlines()[-1] == "[]"

@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from selfplay.agent import Answer, Decision, Player, PlayerContext, Sampling
 from selfplay.errors import ConfigError, UserError
@@ -178,7 +179,7 @@ def test_leaving_forfeits_and_the_process_ends_well() -> None:
     command = [sys.executable, "-m", "selfplay.cli.main", "play", "tictactoe-v0", "--players", "human,random"]
     code = "import sys; from selfplay.cli.main import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
-        [sys.executable, "-c", code, *command[3:]], input="5\n", capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *command[3:]], input="5\n", capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0
     assert "result: o won (forfeit)" in done.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 
 from selfplay.check import Report, check_environment, check_here
 from selfplay.cli.main import main
@@ -98,7 +99,7 @@ def test_hostile_code_ends_in_a_report_and_leaves_nothing(
     monkeypatch.setenv("SELFPLAY_TEST_CHECK", kind)
     report = check_environment(FAULTY, {"kind": kind}, num_games=5, limit_s=12.0 if kind == "sleep" else 60.0)
     assert text in faults(report)[check]
-    deadline = time.monotonic() + 10.0
+    deadline = time.monotonic() + PATIENCE_S
     while _left(kind) and time.monotonic() < deadline:  # the killed are not gone at once
         time.sleep(0.05)
     assert _left(kind) == []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tests.patience import PATIENCE_S
 
 from selfplay.cli.main import cli, main, run
 from selfplay.cli.options import FiniteRange
@@ -146,7 +147,7 @@ def test_ctrl_c_is_130_and_one_line() -> None:
     assert child.stdout is not None
     child.stdout.readline()
     os.kill(child.pid, signal.SIGINT)
-    _, err = child.communicate(timeout=30)
+    _, err = child.communicate(timeout=PATIENCE_S)
     assert (child.returncode, err.decode().strip()) == (130, "selfplay: interrupted")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from selfplay.agent import PolicyClient
 from selfplay.cli.main import main
@@ -247,10 +248,10 @@ HEAVY = ("torch", "transformers", "vllm", "ray", "numpy", "peft", "safetensors")
 )
 def test_nothing_heavy_is_imported(code: str) -> None:
     check = f"{code}\nimport sys; bad = [m for m in {HEAVY} if m in sys.modules]; assert not bad, bad"
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
 
 
 def test_help_imports_no_game() -> None:
     code = "from selfplay.cli.main import main; main(['play', '--help']); import sys; assert 'selfplay.play' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=PATIENCE_S).returncode == 0

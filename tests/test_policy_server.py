@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.patience import PATIENCE_S
 from tests.policy_served import RefusedError, Served, kill, served, wait_until_gone
 from tests.runs import abandoned_shared_memory
 
@@ -22,8 +23,6 @@ from selfplay.policy.engine import resolve_engine
 from selfplay.process import RuntimeDir
 from selfplay.wire.messages import Cancel, Choose, Stats
 from selfplay.wire.sockets import connect_dealer, unique_identity
-
-GONE_S = 20.0
 
 
 def test_frames_that_are_no_messages_are_dropped_and_others_served(tmp_path: Path) -> None:
@@ -112,11 +111,11 @@ def test_it_ends_with_its_parent_and_removes_the_runtime_folder(tmp_path: Path) 
     )
     with (tmp_path / "log").open("wb") as log:
         done = subprocess.run(
-            [sys.executable, "-c", parent], stdout=subprocess.PIPE, stderr=log, check=False, timeout=60
+            [sys.executable, "-c", parent], stdout=subprocess.PIPE, stderr=log, check=False, timeout=PATIENCE_S
         )
     assert done.returncode == -signal.SIGKILL
     pid = int(done.stdout)
-    deadline = time.monotonic() + GONE_S
+    deadline = time.monotonic() + PATIENCE_S
     while (Path(f"/proc/{pid}").exists() or runtime.path.exists()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not runtime.path.exists()
@@ -128,7 +127,7 @@ def run_to_the_end(argument: str) -> tuple[int, list[str]]:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "selfplay.policy.server", argument],
-            stdin=lifeline, capture_output=True, text=True, check=False, timeout=120,
+            stdin=lifeline, capture_output=True, text=True, check=False, timeout=PATIENCE_S,
         )  # fmt: skip
     finally:
         os.close(lifeline)
@@ -193,7 +192,7 @@ def test_killing_the_server_leaves_no_engine_behind(tmp_path: Path, model: str) 
         processes = server.processes()
         assert any("EngineCore" in p.name() for p in processes)
         kill(server.child.pid)
-        assert wait_until_gone(processes, GONE_S) == []
+        assert wait_until_gone(processes, PATIENCE_S) == []
     assert abandoned_shared_memory() <= before
 
 
@@ -204,7 +203,7 @@ def test_the_death_of_the_engine_ends_the_server_with_the_reason(tmp_path: Path,
         processes = server.processes()
         kill(next(p.pid for p in processes if "EngineCore" in p.name()))
         assert exit_code(server) == 1
-        assert wait_until_gone(processes, GONE_S) == []
+        assert wait_until_gone(processes, PATIENCE_S) == []
         assert "policy server: vLLM's engine process ended" in server.child.log_tail()
     assert abandoned_shared_memory() <= before
 
@@ -216,12 +215,12 @@ def test_sigterm_ends_vllm_too(tmp_path: Path, model: str) -> None:
         processes = server.processes()
         os.kill(server.child.pid, signal.SIGTERM)
         assert exit_code(server) == 0
-        assert wait_until_gone(processes, GONE_S) == []
+        assert wait_until_gone(processes, PATIENCE_S) == []
 
 
 def exit_code(server: Served) -> int | None:
     """How the server ended, waiting for it."""
-    deadline = time.monotonic() + GONE_S
+    deadline = time.monotonic() + PATIENCE_S
     while (code := server.child.exit_code()) is None and time.monotonic() < deadline:
         time.sleep(0.02)
     return code

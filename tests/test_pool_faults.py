@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 
 from fake_policy import FakePolicy, serving
 from pool_site import install, make_config, make_match, play_all, running_pool
@@ -84,7 +85,7 @@ def test_a_killed_worker_costs_its_episodes_only_and_they_are_played_again(runti
                 done, failures = await playing
                 return done, failures, of_victim, pool.num_restarts
 
-    done, failures, of_victim, num_restarts = asyncio.run(asyncio.wait_for(run(), 60))
+    done, failures, of_victim, num_restarts = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     assert sorted(done) == list(range(24))
     assert num_restarts == 1
     assert failures
@@ -125,7 +126,7 @@ def test_a_game_that_ends_its_process_is_named_and_spends_the_budget(match, says
             with pytest.raises(WorkerError):
                 await pool.next_result()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     assert len(seen) == 3
     for failure in seen:
         assert failure.kind == "infrastructure"
@@ -145,7 +146,7 @@ def test_workers_that_die_at_once_are_noticed_at_once(runtime, tmp_path: Path, m
             pytest.fail("a pool without workers has started")
 
     with pytest.raises(WorkerError, match="this zmq is broken") as dead:
-        asyncio.run(asyncio.wait_for(run(), 30))
+        asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     assert "exit code 1" in str(dead.value)
 
 
@@ -176,7 +177,7 @@ def test_a_game_that_never_returns_is_blamed_and_not_played_again(match, runtime
                     pool, [make_match(0, **match), *(make_match(i, player="talker") for i in range(1, 8))]
                 )
 
-    done, failures = asyncio.run(asyncio.wait_for(run(), 60))
+    done, failures = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     assert sorted(done) == list(range(1, 8))
     (stuck,) = [f for f in failures if f.reason == "stuck"]
     assert (stuck.kind, stuck.match.index) == ("environment", 0)
@@ -191,7 +192,7 @@ def test_a_player_that_cannot_be_cancelled_loses_its_worker(runtime, tmp_path: P
         async with running_pool(config, runtime, tmp_path / "logs") as pool:
             return await play_all(pool, [make_match(0, player="deaf", time_s=0.2)])
 
-    done, failures = asyncio.run(asyncio.wait_for(run(), 60))
+    done, failures = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     assert not done
     assert [(f.kind, f.reason) for f in failures] == [("environment", "stuck")]
 
@@ -203,7 +204,7 @@ def test_a_policy_server_that_never_answers_voids_the_episode_in_bounded_time(ru
             async with running_pool(config, runtime, tmp_path / "logs") as pool:
                 return await play_all(pool, [make_match(0, player="talker")], replay=False)
 
-    done, failures = asyncio.run(asyncio.wait_for(run(), 30))
+    done, failures = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     assert not done
     assert [(f.kind, f.reason) for f in failures] == [("infrastructure", "engine")]
     assert "policy server did not answer within 0." in failures[0].message
@@ -224,7 +225,7 @@ def test_policy_servers_that_refuse_or_lie(manner, kind: str, says: str, runtime
             async with running_pool(config, runtime, tmp_path / "logs") as pool:
                 return await play_all(pool, [make_match(0, player="talker")], replay=False)
 
-    _, failures = asyncio.run(asyncio.wait_for(run(), 30))
+    _, failures = asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     assert [f.kind for f in failures] == [kind]
     assert says in failures[0].message
 
@@ -277,7 +278,7 @@ def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path, monkeypatch: 
     assert len(pids) == 2
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + PATIENCE_S
     while (any(psutil.pid_exists(int(p)) for p in pids) or Path(folder).exists()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(folder).exists()

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from fake_policy import FakePolicy, serving
 from pool_site import install, make_config, make_match, play_all, running_pool
@@ -101,7 +102,7 @@ def test_cancelled_episodes_stop_generating(runtime, tmp_path: Path) -> None:
                     await asyncio.sleep(0.02)
                 assert pool.num_free == 20
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 def test_an_episode_that_times_out_withdraws_its_request_and_is_truncated(runtime, tmp_path: Path) -> None:
@@ -114,7 +115,7 @@ def test_an_episode_that_times_out_withdraws_its_request_and_is_truncated(runtim
                 while policy.active:
                     await asyncio.sleep(0.02)
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 def test_closing_the_pool_withdraws_what_its_workers_had_asked_for(runtime, tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_closing_the_pool_withdraws_what_its_workers_had_asked_for(runtime, tmp_
             while policy.active:
                 await asyncio.sleep(0.02)
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 def test_jumps_of_the_wall_clock_reap_no_worker(runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

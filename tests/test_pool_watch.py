@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import zmq
+from tests.patience import PATIENCE_S
 
 from pool_site import make_config, make_match
 from selfplay.errors import WorkerError
@@ -109,7 +110,7 @@ async def stage(tmp_path: Path, **changes: Any) -> AsyncIterator[Stage]:
 
 
 def run(scenario: Any) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_S))
 
 
 def test_a_worker_that_never_says_hello_is_ended(tmp_path: Path) -> None:

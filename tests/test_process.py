@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 
 from selfplay.process import RuntimeDir, spawn
 
@@ -52,7 +53,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "process_test_child"
 
 
-def until(condition, within_s: float = 20.0) -> None:
+def until(condition, within_s: float = PATIENCE_S) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.patience import PATIENCE_S
 
 from selfplay.errors import UnknownNameError, UserError
 from selfplay.registry import (
@@ -57,7 +58,7 @@ def test_listing_in_a_fresh_process_imports_nothing_first_party() -> None:
         "import sys; from selfplay.registry import *; list_entries(ENVIRONMENTS); list_entries(AGENTS);"
         "print([m for m in sys.modules if m.startswith(('selfplay_envs', 'selfplay_agents', 'torch', 'vllm'))])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout.strip() == "[]"
 
 

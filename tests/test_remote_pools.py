@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.patience import PATIENCE_S
 
 from fake_policy import FakePolicy, serving
 from pool_site import install, make_match, play_all
@@ -76,7 +77,7 @@ def test_what_a_killed_pool_held_is_played_again(runtime: RuntimeDir, tmp_path: 
             assert "nothing was heard of it for 2 s" in failures[0].message
             await until(lambda: not policy.active)  # nobody generates for the dead
             await alice.end()
-            psutil.wait_procs(workers, timeout=30)
+            psutil.wait_procs(workers, timeout=PATIENCE_S)
             assert not any(w.is_running() for w in workers)
 
     asyncio.run(run())

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from tests.patience import PATIENCE_S
 from torch import Tensor
 
 from selfplay.errors import SyncError
@@ -79,7 +80,7 @@ def staging(receiver: ScriptedReceiver) -> Iterator[Staging[float]]:
     staging.close()
     for thread in threading.enumerate():
         if thread.name.startswith("receive "):
-            thread.join(20)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive(), f"{thread.name} was left behind"
 
 

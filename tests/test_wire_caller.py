@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import zmq
+from tests.patience import PATIENCE_S
 
 from selfplay.errors import EngineError
 from selfplay.wire.aio import AsyncSocket
@@ -76,7 +77,7 @@ def test_a_call_that_times_out_or_is_cancelled_is_withdrawn_at_the_server(addres
             assert client.num_open == 0
             await client.close()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 def test_late_and_bad_replies_are_counted_and_harm_nobody(address: str) -> None:
@@ -96,7 +97,7 @@ def test_late_and_bad_replies_are_counted_and_harm_nobody(address: str) -> None:
             assert (client.num_bad_frames, client.num_late) == (5, 10)
             await client.close()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 def test_a_call_to_a_server_that_is_not_there_ends_in_time_even_with_full_queues(address: str) -> None:
@@ -111,7 +112,7 @@ def test_a_call_to_a_server_that_is_not_there_ends_in_time_even_with_full_queues
         context.destroy(linger=0)
 
     begun = time.monotonic()
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
     assert time.monotonic() - begun < 30
 
 
@@ -137,7 +138,7 @@ def test_when_nobody_reads_replies_any_more_every_call_fails(address: str, monke
                 await client.call(stats, timeout_s=60)
             await client.close()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 def test_closing_fails_open_calls_and_refuses_new_ones(address: str) -> None:
@@ -158,7 +159,7 @@ def test_closing_fails_open_calls_and_refuses_new_ones(address: str) -> None:
             assert client.num_unsent == 1
             await client.close()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 def test_posts_between_calls_do_not_put_the_reader_to_sleep(address: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from tests.patience import PATIENCE_S
 
 from selfplay.errors import ConfigError
 from selfplay.wire.codec import MAX_FRAME_BYTES
@@ -192,7 +193,7 @@ def test_a_reply_to_nobody_is_told(address: str) -> None:
             await asyncio.sleep(0.01)
         context.destroy(linger=0)
 
-    asyncio.run(asyncio.wait_for(run(), 20))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 def test_a_peer_that_reads_nothing_fills_its_own_queue_only(address: str) -> None:
@@ -246,7 +247,7 @@ def test_no_message_is_lost_when_receives_time_out_or_are_cancelled(address: str
         assert got == list(range(500))
         context.destroy(linger=0)
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 def test_a_send_that_uses_up_the_signal_of_a_message_does_not_leave_its_reader_asleep(address: str) -> None:

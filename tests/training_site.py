@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import zmq
+from tests.patience import PATIENCE_S
 
 from selfplay.config import Config
 from selfplay.config.load import config_from_tree
@@ -23,7 +24,6 @@ from selfplay.wire.codec import Codec
 from selfplay.wire.messages import FromTrainer, Stop, ToTrainer, TrainerFailed, TrainerHello, TrainStep
 
 AGENTS = ("con", "pro")
-PATIENCE_S = 120.0
 
 
 def config(**sections: Any) -> Config:

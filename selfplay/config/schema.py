@@ -328,7 +328,9 @@ class LaunchConfig(_Section, frozen=True):
         Meta(description="local: child processes of the controller; ray: actors in a placement group on its host"),
     ] = "local"
     ray_address: Annotated[str, Meta(description="ray cluster to join, for example auto; empty: start one here")] = ""
-    start_timeout_s: Annotated[Positive, Meta(description="longest the cluster may take to find room")] = 60.0
+    start_timeout_s: Annotated[
+        Positive, Meta(description="longest the cluster may take to find room, and to start a process")
+    ] = 300.0
 
 
 class Config(_Section, frozen=True):

@@ -29,7 +29,8 @@ from selfplay.process import Child, spawn, tail_of
 
 LOST_EXIT_CODE = -9
 """Of a process whose actor is gone: Ray has killed it, and its lifeline ended the process."""
-CALL_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 60.0
+"""How long an actor may take to answer beyond the grace it gives its process; then it is killed with all it holds."""
 
 
 class ProcessActor:
@@ -55,10 +56,10 @@ class ProcessActor:
 class RayHandle:
     """A process behind an actor. The log lies in the run folder, so its end is read without asking anybody."""
 
-    def __init__(self, name: str, actor: Any, log: Path) -> None:
+    def __init__(self, name: str, actor: Any, log: Path, start_timeout_s: float) -> None:
         self._actor = actor
         self.name, self.log = name, log
-        self.pid: int = _ask(actor.pid.remote(), f"{name} did not start")
+        self.pid: int = _started(actor, name, start_timeout_s)
         self._asked: Any = None
         self._code: int | None = None
 
@@ -83,7 +84,7 @@ class RayHandle:
     def stop(self, grace_s: float) -> None:
         """Ask it to terminate, kill what is left after ``grace_s``, and release its bundle."""
         try:
-            self._code = ray.get(self._actor.stop.remote(grace_s), timeout=grace_s + CALL_TIMEOUT_S)
+            self._code = ray.get(self._actor.stop.remote(grace_s), timeout=grace_s + STOP_TIMEOUT_S)
         except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError):
             self._code = LOST_EXIT_CODE  # the actor is gone or stuck; killing it closes the child's lifeline
         ray.kill(self._actor)
@@ -102,8 +103,10 @@ class RayHandle:
 class RayLauncher:
     """A connection to a cluster and the run's placement group in it."""
 
-    def __init__(self, group: Any, bundles: dict[Kind, list[int]], shapes: list[dict[str, float]]) -> None:
-        self._group, self._free, self._shapes = group, bundles, shapes
+    def __init__(
+        self, group: Any, bundles: dict[Kind, list[int]], shapes: list[dict[str, float]], start_timeout_s: float
+    ) -> None:
+        self._group, self._free, self._shapes, self._start_timeout_s = group, bundles, shapes, start_timeout_s
         self._taken: list[tuple[Kind, int, RayHandle]] = []
 
     @classmethod
@@ -127,7 +130,7 @@ class RayLauncher:
             for i, (kind, _) in enumerate(kinds):
                 bundles[kind].append(i)
             try:
-                yield cls(group, bundles, shapes)
+                yield cls(group, bundles, shapes, config.launch.start_timeout_s)
             finally:
                 remove_placement_group(group)
         finally:
@@ -152,7 +155,7 @@ class RayLauncher:
             )
             .remote(name, module, argument, str(log), dict(os.environ if env is None else env))
         )  # fmt: skip
-        handle = RayHandle(name, actor, log)
+        handle = RayHandle(name, actor, log, self._start_timeout_s)
         self._taken.append((kind, index, handle))
         return handle
 
@@ -194,8 +197,13 @@ def _free_resources() -> str:
     return f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs in the whole cluster"
 
 
-def _ask(ref: Any, problem: str) -> Any:
+def _started(actor: Any, name: str, timeout_s: float) -> int:
+    """Its process id, once Ray has brought the actor up; killed when it does not come in time."""
     try:
-        return ray.get(ref, timeout=CALL_TIMEOUT_S)
-    except (ray.exceptions.RayActorError, ray.exceptions.GetTimeoutError, ray.exceptions.RayTaskError) as e:
-        raise RunError(f"{problem} under Ray: {e}") from e
+        pid: int = ray.get(actor.pid.remote(), timeout=timeout_s)
+    except (ray.exceptions.RayActorError, ray.exceptions.RayTaskError) as e:
+        raise RunError(f"{name} did not start under Ray: {e}") from e
+    except ray.exceptions.GetTimeoutError as e:
+        ray.kill(actor)
+        raise RunError(f"{name} did not start under Ray within {timeout_s:g} s (launch.start_timeout_s)") from e
+    return pid

@@ -40,7 +40,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Longest a worker may be held up by one call into an environment, plus ``grace_s``."""
     request_timeout_s: Annotated[float, Meta(gt=0)] = 120.0
     grace_s: Annotated[float, Meta(gt=0)] = 10.0
-    start_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
+    start_timeout_s: Annotated[float, Meta(gt=0)] = 180.0
     """Longest from the start of a worker to its hello."""
     resend_s: Annotated[float, Meta(gt=0)] = 5.0
     """How long a worker waits for an acknowledgement before it sends a result again."""
