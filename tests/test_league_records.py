@@ -123,6 +123,18 @@ def test_the_payoff_matrix_is_between_versions(records: LeagueRecords) -> None:
     assert (mirror.wins, mirror.draws, mirror.losses) == (1, 1, 1)
 
 
+def test_what_is_added_later_is_counted_once_and_changes_no_earlier_answer(
+    records: LeagueRecords, tmp_path: Path
+) -> None:
+    given = []
+    for i in range(5):
+        records.add([episode(i, versions={"pro": i // 2, "con": 0}), episode(0, versions={"pro": 0, "con": 0})])
+        given.append(records.payoffs())
+        with LeagueRecords.open(tmp_path / "league.sqlite") as reader:
+            assert reader.payoffs() == given[-1]
+    assert [sum(p.games for p in payoffs.values()) for payoffs in given] == [2, 4, 6, 8, 10]
+
+
 def test_a_player_is_not_compared_with_itself(records: LeagueRecords) -> None:
     records.add([episode(0, seats=MIRROR)])
     assert records.payoffs() == {}

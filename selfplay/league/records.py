@@ -116,6 +116,9 @@ class LeagueRecords:
     def __init__(self, path: Path, db: sqlite3.Connection) -> None:
         self._path, self._db = path, db
         self._writing = threading.Lock()
+        self._payoffs: dict[tuple[str, str], Payoff] = defaultdict(lambda: Payoff())
+        self._last_counted = 0
+        """Row up to which games are in ``_payoffs``: a run asks after every step, and its games are many."""
 
     @classmethod
     def open(cls, path: Path) -> LeagueRecords:
@@ -181,13 +184,20 @@ class LeagueRecords:
 
         With more than two seats every pair at the table is counted: who won beats who did not.
         """
-        matrix: dict[tuple[str, str], Payoff] = defaultdict(lambda: Payoff())
-        for game in self.games():
-            for mine, other in permutations(game.players, 2):
-                pair = (game.players[mine], game.players[other])
-                if pair[0] != pair[1] and not any(_is_mixed(player) for player in pair):
-                    _count(matrix[pair], game, mine, [other])
-        return dict(matrix)
+        with _sqlite_errors(self._path):
+            rows = self._db.execute(
+                f"SELECT rowid, {', '.join(_COLUMNS)} FROM games WHERE rowid > ? ORDER BY rowid", (self._last_counted,)
+            )
+            for row, *fields in rows:
+                self._count_pairs(_from_row(fields))
+                self._last_counted = row
+        return {pair: msgspec.structs.replace(payoff) for pair, payoff in self._payoffs.items()}
+
+    def _count_pairs(self, game: GameRecord) -> None:
+        for mine, other in permutations(game.players, 2):
+            pair = (game.players[mine], game.players[other])
+            if pair[0] != pair[1] and not any(_is_mixed(player) for player in pair):
+                _count(self._payoffs[pair], game, mine, [other])
 
     def close(self) -> None:
         """Idempotent."""

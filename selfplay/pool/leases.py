@@ -23,6 +23,7 @@ class Leases:
         self._held: dict[str, Lease] = {}
         self._delivered: dict[str, str] = {}
         self._acked: dict[str, None] = {}
+        self._num_held: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
 
     def grant(self, match: Match, worker: str, now: float) -> None:
@@ -31,6 +32,7 @@ class Leases:
                 f"episode {match.episode_id} is already being played; another attempt needs another attempt id"
             )
         self._held[match.episode_id] = Lease(match=match, worker=worker, since=now)
+        self._num_held[worker] += 1
         self.counts["granted"] += 1
 
     def of(self, worker: str) -> list[Lease]:
@@ -40,7 +42,7 @@ class Leases:
         return self._held.get(episode_id)
 
     def num_held(self, worker: str) -> int:
-        return sum(lease.worker == worker for lease in self._held.values())
+        return self._num_held[worker]
 
     def standing(self, episode_id: str, worker: str) -> Standing:
         """Where the episode stands from this worker's point of view."""
@@ -53,14 +55,15 @@ class Leases:
 
     def deliver(self, episode_id: str) -> Lease:
         """The result of a held match goes to the controller; the worker's slot is free again."""
-        lease = self._held.pop(episode_id)
+        lease = self._let_go(episode_id)
         self._delivered[episode_id] = lease.worker
         return lease
 
     def void(self, episode_id: str) -> Lease:
         """The worker is gone and nothing will come of this attempt."""
+        lease = self._let_go(episode_id)
         self.counts["void"] += 1
-        return self._held.pop(episode_id)
+        return lease
 
     def ack(self, episode_id: str) -> str | None:
         """The result is safe; returns the worker that waits to hear it, or None."""
@@ -77,3 +80,10 @@ class Leases:
     def overdue(self, now: float, slack_s: float) -> list[Lease]:
         """Leases older than their match's time limit and ``slack_s``."""
         return [v for v in self._held.values() if now - v.since > v.match.limits.time_s + slack_s]
+
+    def _let_go(self, episode_id: str) -> Lease:
+        lease = self._held.pop(episode_id)
+        self._num_held[lease.worker] -= 1
+        if not self._num_held[lease.worker]:
+            del self._num_held[lease.worker]  # every start of a worker has a name of its own
+        return lease

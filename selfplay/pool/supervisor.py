@@ -143,7 +143,11 @@ class PoolSupervisor:
             await self._until(lambda: self.num_free > 0)
             worker = max(self._holders(), key=self._free_slots)
             self._leases.grant(match, worker.name, self._now())
-            if worker.give(match) if isinstance(worker, Guest) else await route(self._socket, worker.identity, data):
+            if (
+                await route(self._socket, worker.identity, data)
+                if isinstance(worker, WorkerHandle)
+                else worker.give(match)
+            ):
                 return
             # It went away under our hands: its end is noticed by its watch, the match goes to another.
             worker.ready = False
@@ -256,7 +260,7 @@ class PoolSupervisor:
         if standing == "held":
             lease = self._leases.deliver(message.episode_id)
             result = checked_result(lease, message)
-            self._hand_out(worker.judged(result) if isinstance(worker, Guest) else result)
+            self._hand_out(result if isinstance(worker, WorkerHandle) else worker.judged(result))
         elif standing == "delivered":
             # Sent again before the controller had it durable: the acknowledgement will follow.
             self._leases.counts["duplicate"] += 1

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import msgspec
 
@@ -46,7 +46,6 @@ def launch_local(config: WorkerConfig, log: Path) -> Process:
     return spawn(config.worker, "selfplay.pool.worker", argument, log=log, env=worker_environment(config.pool))
 
 
-@runtime_checkable
 class Guest(Protocol):
     """A pool of another process or host, as the supervisor needs it."""
 

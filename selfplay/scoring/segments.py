@@ -35,7 +35,7 @@ def episode_segments(episode: Episode, advantages: Mapping[str, Advantage]) -> l
 
 def agents_with_signal(segments: Iterable[Segment]) -> tuple[str, ...]:
     """Agents that have an action with an advantage other than zero, sorted; the others are left out of the step."""
-    return tuple(sorted({s.agent for s in segments if any(a != 0.0 for a in s.advantages)}))
+    return tuple(sorted({s.agent for s in segments if any(s.advantages)}))
 
 
 def learning_now(agents: Iterable[str], trained: Iterable[str], step: int, alternate: int) -> tuple[str, ...]:
