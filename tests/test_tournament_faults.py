@@ -28,44 +28,63 @@ from selfplay.tournament.gamelog import LOG_NAME, GameLine, read_lines
 from selfplay.tournament.results import conclude, read_tournament
 from selfplay.tournament.spec import Entrant, TournamentSpec
 
-KILLS = 20
+KILLS, MOMENTS = 20, 60
 CHILD = """
-import asyncio, sys
+import asyncio, os, signal, sys
 from pathlib import Path
 from selfplay.config import Config
 from selfplay.launch.tournament import play_tournament
+from selfplay.pool import PoolSupervisor
 from selfplay.tournament.spec import TournamentSpec
-folder = Path(sys.argv[1])
+
+folder, left, share = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+
+def moment(before=lambda: None):
+    global left
+    left -= 1
+    if left < 0:
+        before()
+        os.killpg(0, signal.SIGKILL)
+        signal.pause()
+
+def deadly(method):
+    async def called(*args):
+        moment()
+        return await method(*args)
+    return called
+
+write, fsync = os.write, os.fsync
+PoolSupervisor.submit, PoolSupervisor.ack = deadly(PoolSupervisor.submit), deadly(PoolSupervisor.ack)
+os.write = lambda fd, data: (moment(lambda: write(fd, bytes(data)[: int(len(data) * share)])), write(fd, data))[1]
+os.fsync = lambda fd: (moment(), fsync(fd))[1]
 asyncio.run(play_tournament(TournamentSpec.load(folder), folder, config=Config(), say=lambda _: None))
 """
+"""Plays on, and is killed with all its workers at the n-th moment that matters: handing out a game, in the middle of a write, before
+an fsync, before an acknowledgement."""
 
 
 def results(lines: list[GameLine]) -> dict[str, object]:
     return {x.game: (x.seats, x.winners, x.rewards, x.ended, x.reason, x.turns) for x in lines}
 
 
-def size_of(folder: Path) -> int:
-    path = folder / LOG_NAME
-    return path.stat().st_size if path.exists() else 0
-
-
 def test_kill_9_at_twenty_moments_loses_no_pair_and_plays_none_twice(tmp_path: Path) -> None:
-    """The killed tournament ends with exactly the games, and the ratings, of one that nobody disturbed."""
-    spec = kuhn(pairs=300, concurrency=8)
+    """The killed tournament ends with exactly the games, and the ratings, of one that nobody disturbed.
+
+    A game takes at least two of the moments, so that the lives together cannot come to the end of the tournament.
+    """
+    spec = kuhn(pairs=100, concurrency=4)
+    total = 6 * spec.pairs
+    assert KILLS * MOMENTS / 2 <= total
     folder, calm = (new_folder(tmp_path / name, spec) for name in ("killed", "calm"))
-    rng = random.Random(11)
+    rng, lengths = random.Random(11), []
     for _ in range(KILLS):
-        before = size_of(folder)
-        child = subprocess.Popen([sys.executable, "-c", CHILD, str(folder)], start_new_session=True)
-        deadline = time.monotonic() + 30
-        while child.poll() is None and size_of(folder) == before and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0, 0.08))
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    killed_at = len(read_lines(folder))
-    assert 0 < killed_at < 1800, "the kills must fall into the tournament"
-    assert play(spec, folder).num_games == 1800
+        words = (str(folder), str(rng.randrange(MOMENTS)), str(rng.random()))
+        child = subprocess.run([sys.executable, "-c", CHILD, *words], start_new_session=True, timeout=300)
+        assert child.returncode == -signal.SIGKILL
+        lengths.append(len(read_lines(folder)))
+    assert lengths == sorted(lengths), "what was on record stays there"
+    assert 0 < lengths[-1] < total
+    assert play(spec, folder).num_games == total
     play(spec, calm)
     lines = read_lines(folder)
     assert max(Counter(x.game for x in lines).values()) == 1
