@@ -155,6 +155,9 @@ def test_a_resume_goes_on_with_pool_matrix_and_gate_and_takes_an_agent_back(gate
     assert {n.partition(".")[2] for n in state} == {"flat", "exp_avg", "exp_avg_sq", "counts", "reference"}
     assert min(state["player_0.counts"].tolist()) >= 1
     assert all((saved[name] == value).all() for name, value in state.items())
+    baselines = json.loads((run / f"good/player_0/{good.version}/baselines.json").read_text())
+    assert set(baselines) == {'["kuhn-poker-v0","player_0","player_0"]'}
+    assert baselines.items() <= json.loads((last.parent / "state.json").read_text())["state"]["algorithm"].items()
 
 
 def load_all(folder: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from selfplay.config.schema import AlgorithmConfig
 from selfplay.errors import UnknownNameError, UserError
 from selfplay.registry import ALGORITHMS, Entry
 from selfplay.scoring import Algorithm, algorithms, load_algorithm
+from selfplay.scoring.algorithms import agent_part, with_agent_part
 from selfplay.scoring.rae import RoleConditioned
 
 KUHN = "kuhn-poker-v0"
@@ -83,6 +84,17 @@ def test_the_state_survives_json_and_goes_on_the_same() -> None:
     resumed = rae()
     resumed.load_state(msgspec.json.decode(msgspec.json.encode(first.state())))
     assert [*begun, *resumed.advantages(games[4:])] == expected
+
+
+def test_what_is_an_agents_can_be_taken_back_alone() -> None:
+    old = {'["kuhn","pro","first"]': 0.25, '["kuhn","con","second"]': -0.25, "steps": 3.0}
+    now = {'["kuhn","pro","first"]': 0.5, '["kuhn","pro","second"]': 0.1, '["kuhn","con","second"]': -0.5, "steps": 4.0}
+    kept = agent_part(old, "pro")
+    assert kept == {'["kuhn","pro","first"]': 0.25}
+    assert with_agent_part(now, "pro", kept) == {
+        '["kuhn","pro","first"]': 0.25, '["kuhn","con","second"]': -0.5, "steps": 4.0,
+    }  # fmt: skip
+    assert agent_part({"pro": 1.0, '["pro"]': 1.0, "[1,2,3]": 1.0}, "pro") == {}
 
 
 def test_no_episodes_no_advantages() -> None:

@@ -227,7 +227,7 @@ class Session:
             tests = Gate(plan.matchmaker, config.league, snapshots, seed=config.seed, most=most)
             gate = GateStage(tests, league, records, self._observer.event)
         if config.league.on_alarm == "rollback":
-            good = GoodVersions(self._run.good, snapshots, trainer, config.train.timeout_s)
+            good = GoodVersions(self._run.good, snapshots, trainer, plan.algorithm, config.train.timeout_s)
         link = LeagueLink(
             league, snapshots, config.league, self._store, policies, agents=plan.agents,
             timeout_s=config.sync.timeout_s, say=self._observer.event, gate=gate, good=good,

@@ -12,11 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+import msgspec
+
 from selfplay.config.schema import AlgorithmConfig
 from selfplay.errors import UserError
 from selfplay.registry import ALGORITHMS, find_entry, load_entry
 from selfplay.scoring.segments import Advantage
 from selfplay.types import Episode
+
+Role = tuple[str, str, str]
+"""(environment, agent, seat)."""
 
 
 @runtime_checkable
@@ -28,10 +33,28 @@ class Algorithm(Protocol):
         ...
 
     def state(self) -> dict[str, float]:
-        """JSON-safe state, for `load_state`."""
+        """JSON-safe state, for `load_state`. A key that is a role, the JSON array [environment, agent, seat], is its agent's:
+        when the agent is taken back to an earlier version, these go back with it. All other keys belong to nobody."""
         ...
 
     def load_state(self, state: Mapping[str, float]) -> None: ...
+
+
+def agent_part(state: Mapping[str, float], agent: str) -> dict[str, float]:
+    """What of an algorithm's state is ``agent``'s: the entries whose key is one of its roles."""
+    return {key: value for key, value in state.items() if _agent_of(key) == agent}
+
+
+def with_agent_part(state: Mapping[str, float], agent: str, part: Mapping[str, float]) -> dict[str, float]:
+    """``state`` with ``part`` in place of all that is ``agent``'s."""
+    return {key: value for key, value in state.items() if _agent_of(key) != agent} | dict(part)
+
+
+def _agent_of(key: str) -> str | None:
+    try:
+        return msgspec.json.decode(key, type=Role)[1]
+    except msgspec.DecodeError:  # no role
+        return None
 
 
 def load_algorithm(config: AlgorithmConfig) -> Algorithm:

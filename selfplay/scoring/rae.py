@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from selfplay.config.schema import AlgorithmConfig
+from selfplay.scoring.algorithms import Role
 from selfplay.types import Episode
-
-Role = tuple[str, str, str]
 
 
 class RoleConditioned:
