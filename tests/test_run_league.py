@@ -13,9 +13,12 @@ import pytest
 from safetensors.numpy import load_file
 from tests.runs import TINY, Run
 
+from selfplay.cli.main import main
 from selfplay.league import LeagueRecords
 from selfplay.league.pool import SnapshotPool
 from selfplay.store.adapters import AdapterStore
+from selfplay.tournament.gamelog import read_episode, read_lines
+from selfplay.tournament.spec import STOPPED_BY_RESULT
 
 pytestmark = pytest.mark.engine
 CROWD = str(Path(__file__).with_name("crowd_game.py"))
@@ -132,12 +135,41 @@ def test_the_gate_decides_who_is_an_opponent(gated: Run) -> None:
     assert spied
 
 
+def test_games_of_the_gate_are_kept_whole_and_shown_like_a_tournaments(
+    gated: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = gated.folder / "runs/g"
+    lines = read_lines(run / "gate")
+    recorded = {g.episode_id: g for name, g in games_of(run).items() if len(name) > 18}
+    episodes = {line.game: read_episode(run / "gate", line.episode or 0) for line in lines}
+    assert {e.episode_id for e in episodes.values()} == set(recorded)
+    assert all(line.seats == recorded[episodes[line.game].episode_id].players for line in lines)
+    assert main(["rate", str(run / "gate"), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["standings"]["ratings"]
+    assert STOPPED_BY_RESULT in told["remarks"]
+    assert {p for line in lines for p in line.seats.values()} == {p["player"] for p in told["players"]}
+    assert "biased away from 0" in (run / "gate/report.html").read_text()
+    assert main(["replay", str(run / "gate"), lines[-1].game, "--show-private"]) == 0
+    assert lines[-1].game in capsys.readouterr().out
+    assert main(["replay", str(run), "3"]) == 0
+    assert "kuhn-poker-v0" in capsys.readouterr().out
+    assert main(["replay", str(run), "9999"]) == 2
+    assert "no game '9999'" in capsys.readouterr().err
+    assert main(["tournament", "resume", str(run / "gate")]) == 2
+    assert "promotion gate" in capsys.readouterr().err
+
+
 def test_a_resume_goes_on_with_pool_matrix_and_gate_and_takes_an_agent_back(gated: Run) -> None:
-    """At the last step an agent that says nothing legal is in alarm: it goes back to what it was when the run was resumed."""
+    """At the last step an agent that says nothing legal is in alarm: it goes back to what it was when the run was resumed.
+
+    Games of the gate that a crash kept from the record are put there from the gate's log.
+    """
     run = gated.folder / "runs/g"
     before, games, store = standings(run), games_of(run), AdapterStore(run / "adapters")
     good = store.latest("player_0")
     assert good is not None
+    with contextlib.closing(sqlite3.connect(run / "league.sqlite")) as db, db:
+        assert db.execute("DELETE FROM games WHERE length(episode_id) > 18").rowcount > 0
     watched = ("league.on_alarm=rollback", "league.window=8", "league.max_illegal=0.0", "league.opponents=latest")
     again = finished(Run(gated.folder, "resume", "runs/g", "train.steps=4", "--json", *watched))
     after = {(a, v): row for a, v, *row in standings(run)}

@@ -88,6 +88,13 @@ def test_a_match_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert result["test"]["decision"] == "H1"
     assert result["outcome"] == "decided"
     assert sum(result["pentanomial"]) == result["pairs"] < 200
+    log = tmp_path / "m/games.jsonl"
+    log.write_bytes(b"".join(log.read_bytes().splitlines(keepends=True)[:3]))
+    code, out, _ = run(capsys, "tournament", "resume", tmp_path / "m", "--json")
+    assert code == 0
+    assert json.loads(out)["test"]["decision"] == "H1"
+    assert json.loads(out)["pairs"] < 200
+    assert "biased away from 0" in run(capsys, "rate", tmp_path / "m")[1]
 
 
 @pytest.mark.parametrize(

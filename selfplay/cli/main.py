@@ -41,7 +41,7 @@ _COMMANDS = {
     "tournament": _Entry("selfplay.cli.tournament_cmd", "command", "Rate frozen players against each other."),
     "match": _Entry("selfplay.cli.tournament_cmd", "match", "Two players until a sequential test decides."),
     "rate": _Entry("selfplay.cli.tournament_cmd", "rate", "Rate a tournament again without playing."),
-    "replay": _Entry("selfplay.cli.tournament_cmd", "replay", "Show a game of a tournament turn by turn."),
+    "replay": _Entry("selfplay.cli.tournament_cmd", "replay", "Show a game of a tournament or run turn by turn."),
     "pool": _Entry("selfplay.cli.pool_cmd", "command", "Play games for a run of another process or host."),
     "env": _Entry("selfplay.cli.env_cmd", "command", "List and inspect environments."),
     "runs": _Entry("selfplay.cli.runs_cmd", "command", "List and inspect runs."),

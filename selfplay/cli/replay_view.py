@@ -1,4 +1,4 @@
-"""``selfplay replay``: a recorded game turn by turn, as `selfplay play` would have shown it."""
+"""``selfplay replay``: a recorded game of a tournament or a run, turn by turn, as `selfplay play` would have shown it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 def show_game(folder: Path, game: str, *, show_private: bool, as_pgn: bool, as_json: bool) -> None:
     """Print one game. Raises `UserError` for one that is not there, or a beginning that fits several."""
-    from selfplay.tournament.gamelog import read_episode, read_lines
-    from selfplay.tournament.spec import TournamentSpec
-
-    TournamentSpec.load(folder)
-    line = find_line(read_lines(folder), game)
-    if line.episode is None:
-        raise UserError(f"game {line.game} failed and has no record of its turns: {line.reason}")
-    episode = read_episode(folder, line.episode)
+    line, episode = _of_run(folder, game) if (folder / "manifest.json").is_file() else _of_tournament(folder, game)
     if as_json:
         click.echo(msgspec.json.encode({"game": line, "episode": episode}).decode())
         return
@@ -37,11 +30,45 @@ def show_game(folder: Path, game: str, *, show_private: bool, as_pgn: bool, as_j
         click.echo(text)
 
 
+def _of_tournament(folder: Path, game: str) -> tuple[GameLine, Episode]:
+    from selfplay.tournament.gamelog import read_episode, read_lines
+    from selfplay.tournament.spec import TournamentSpec
+
+    TournamentSpec.load(folder)
+    line = find_line(read_lines(folder), game)
+    if line.episode is None:
+        raise UserError(f"game {line.game} failed and has no record of its turns: {line.reason}")
+    return line, read_episode(folder, line.episode)
+
+
+def _of_run(folder: Path, game: str) -> tuple[GameLine, Episode]:
+    """A training game by its episode's id, or by its number in the log."""
+    from selfplay.league.records import game_record
+    from selfplay.store.episode_log import EpisodeLog
+    from selfplay.store.run_folder import RunFolder
+    from selfplay.tournament.gamelog import line_of
+    from selfplay.tournament.spec import Game
+
+    with EpisodeLog.open(RunFolder.open(folder).episodes, write=False, say=lambda _: None) as log:
+        if game.isdigit() and len(game) < 12 and 1 <= int(game) <= log.next_seq:
+            found = next(log.episodes(int(game) - 1, int(game)), None)
+        else:
+            found = next(((n, e) for n, e in log.episodes() if e.episode_id == game), None)
+        if found is None:
+            raise UserError(
+                f"no game {game!r} among {log.next_seq} of run {folder}: give a number from 1, or an id such as 17.0; games of the "
+                f"gate are in {folder / 'gate'}"
+            )
+    number, episode = found
+    seating = tuple(game_record(episode).players.values())
+    return line_of(Game(id=episode.episode_id, table=(), pair=0, seating=seating), episode, number), episode
+
+
 def find_line(lines: list[GameLine], game: str) -> GameLine:
     """The line of a game by the beginning of its id, or by its number in the log."""
     if game.isdigit() and len(game) < 8 and 1 <= int(game) <= len(lines):
         return lines[int(game) - 1]
-    found = [line for line in lines if line.game.startswith(game)]
+    found = [line for line in lines if line.game == game] or [line for line in lines if line.game.startswith(game)]
     if len(found) == 1:
         return found[0]
     if not found:

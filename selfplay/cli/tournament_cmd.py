@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from selfplay.cli.options import FiniteRange
 from selfplay.errors import ConfigError, UserError
@@ -84,7 +85,7 @@ def command(**asked: Any) -> None:
     if words[:1] == ("resume",) and not asked["env"]:
         if len(words) != 2:
             raise UserError("name one folder: selfplay tournament resume T")
-        play_and_show(_load(Path(words[1])), Path(words[1]), asked["as_json"])
+        _go_on(Path(words[1]), as_json=asked["as_json"])
         return
     from selfplay.launch.tournament import new_folder
 
@@ -190,6 +191,7 @@ def match(one: str, two: str, **asked: Any) -> None:
         )
     if len(spec.seats) != 2:
         raise UserError(f"{spec.env} has {len(spec.seats)} seats; a match needs two: use  selfplay tournament")
+    spec = msgspec.structs.replace(spec, origin="match", sprt=hypotheses)
     folder = new_folder(asked["out"] or free_name(spec.env), spec)
     asyncio.run(play_match(spec, field, folder, hypotheses, say=_say, as_json=asked["as_json"]))
 
@@ -201,7 +203,13 @@ def match(one: str, two: str, **asked: Any) -> None:
 @click.option("--pgn", "as_pgn", is_flag=True, help="A game of chess as PGN.")
 @json_option
 def replay(folder: Path, game: str, show_private: bool, as_pgn: bool, as_json: bool) -> None:
-    """Show a game of a tournament turn by turn. GAME is the beginning of its id, or its number in the log (from 1)."""
+    """Show a game of a tournament or a run turn by turn. GAME is the beginning of its id, or its number in the log (from 1).
+
+    \b
+    selfplay replay T 3 --show-private
+    selfplay replay runs/NAME 17               (a training game)
+    selfplay replay runs/NAME/gate pro@4.0.1   (of the promotion gate: candidate, pair, half)
+    """
     from selfplay.cli.replay_view import show_game
 
     show_game(folder, game, show_private=show_private, as_pgn=as_pgn, as_json=as_json)
@@ -263,8 +271,23 @@ def _load(folder: Path) -> tuple[TournamentSpec, Field]:
     from selfplay.tournament.spec import TournamentSpec
 
     spec = TournamentSpec.load(folder)
+    if spec.origin == "gate":
+        raise UserError(
+            f"{folder} holds games of a run's promotion gate, which the run itself plays: selfplay rate and replay show them"
+        )
     words = [p.adapter for p in spec.players if p.adapter] or ["base"]
     return spec, read_field(words, model=spec.model or None)
+
+
+def _go_on(folder: Path, *, as_json: bool) -> None:
+    """Whatever was under way in ``folder``: a tournament, or a match with its test."""
+    spec, field = _load(folder)
+    if spec.sprt is None:
+        play_and_show((spec, field), folder, as_json)
+        return
+    from selfplay.cli.match_view import play_match
+
+    asyncio.run(play_match(spec, field, folder, spec.sprt, say=_say, as_json=as_json))
 
 
 def play_and_show(what: tuple[TournamentSpec, Field], folder: Path, as_json: bool) -> None:

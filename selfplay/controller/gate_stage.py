@@ -3,8 +3,8 @@
     Gate ── next game ──► pool ── result ──► league.sqlite ──► Gate ── verdict ──► standings
 
 In: free slots of the pool, and results of games that the gate asked for. Out: games between frozen versions; they are neither trained
-on nor counted among the run's episodes, and take at most ``league.gate_share`` of the slots. Each is in the record before its worker
-may forget it.
+on nor counted among the run's episodes, and take at most ``league.gate_share`` of the slots. Each is in the gate's own log (whole) and in
+the record before its worker may forget it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from selfplay.controller.gate_log import GateLog
 from selfplay.league import LeagueRecords
 from selfplay.league.gate import Gate
 from selfplay.league.league import League
@@ -24,8 +25,11 @@ from selfplay.types import Match, PolicyVersion
 class GateStage:
     """Asks for the gate's games and acts on its verdicts."""
 
-    def __init__(self, gate: Gate, league: League, records: LeagueRecords, say: Callable[[str], None]) -> None:
-        self._gate, self._league, self._records, self._say = gate, league, records, say
+    def __init__(
+        self, gate: Gate, league: League, records: LeagueRecords, log: GateLog, say: Callable[[str], None]
+    ) -> None:
+        self._gate, self._league, self._records, self._log, self._say = gate, league, records, log, say
+        log.complete(records)
         self._left: list[PolicyVersion] = []
         self.num_games = 0
         """Games with a result, of this process."""
@@ -59,7 +63,7 @@ class GateStage:
     async def take(self, results: Sequence[EpisodeResult | FailedResult]) -> list[str]:
         """Record what came and decide; what went wrong, in words. The caller acknowledges."""
         sound = [r for r in results if isinstance(r, EpisodeResult) and why_unusable(r.episode) is None]
-        await asyncio.to_thread(self._records.add, [r.episode for r in sound])
+        await asyncio.to_thread(self._keep, sound)
         wrong = []
         for result in results:
             if isinstance(result, EpisodeResult):
@@ -75,6 +79,10 @@ class GateStage:
                 wrong.append(f"gate game {result.match.episode_id} cannot be played: {result.message}")
         self._settle()
         return wrong
+
+    def _keep(self, results: Sequence[EpisodeResult]) -> None:
+        self._log.add([(r.episode, r.data) for r in results])
+        self._records.add([r.episode for r in results])
 
     def figures(self) -> dict[str, float]:
         """How the test stands, for the metrics."""

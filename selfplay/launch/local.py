@@ -21,6 +21,7 @@ from selfplay.config.derive import version_lag
 from selfplay.controller.anchors import AnchorGames
 from selfplay.controller.controller import TRAINER_FOLDER, Controller
 from selfplay.controller.evaluator import Evaluations, Evaluator
+from selfplay.controller.gate_log import GateLog
 from selfplay.controller.gate_stage import GateStage
 from selfplay.controller.good_versions import GoodVersions
 from selfplay.controller.league_link import LeagueLink
@@ -34,7 +35,7 @@ from selfplay.controller.waits import Waits
 from selfplay.errors import ConfigError, RunError, StoreError
 from selfplay.launch.children import RunChildren
 from selfplay.launch.launchers import open_launcher, worker_launch
-from selfplay.launch.plan import PROBE_BOUND, RunPlan
+from selfplay.launch.plan import PROBE_BOUND, RunPlan, gate_spec
 from selfplay.launch.remote import open_gateway
 from selfplay.launch.serving import judge_socket, policy_socket, server_config
 from selfplay.league import LeagueRecords
@@ -225,7 +226,9 @@ class Session:
             slots = config.rollout.workers * config.rollout.concurrency
             most = max(1, int(config.league.gate_share * slots))
             tests = Gate(plan.matchmaker, config.league, snapshots, seed=config.seed, most=most)
-            gate = GateStage(tests, league, records, self._observer.event)
+            log = GateLog(self._run.gate, gate_spec(plan), self._store, tests.read, self._observer.event)
+            stack.callback(log.close)
+            gate = GateStage(tests, league, records, log, self._observer.event)
         if config.league.on_alarm == "rollback":
             good = GoodVersions(self._run.good, snapshots, trainer, plan.algorithm, config.train.timeout_s)
         link = LeagueLink(

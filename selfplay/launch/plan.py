@@ -27,6 +27,7 @@ from selfplay.models import ResolvedModel
 from selfplay.models.machine import has_gpu
 from selfplay.registry import AGENTS, EnvironmentSpec, describe, find_entry, list_entries
 from selfplay.scoring import Algorithm, Panel, load_algorithm, load_panel
+from selfplay.tournament.spec import TournamentSpec
 from selfplay.types import BASE, PolicyVersion
 
 PROBE_BOUND: dict[str, float] = {"float32": 0.02, "bfloat16": 0.15}
@@ -90,6 +91,16 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
         judges={n: plan_serving(replace(config, model=s.model), say) for n, s in config.scorers.items() if s.model},
         train_dtype=serving.dtype if config.train.dtype == "auto" else config.train.dtype,
         max_move_tokens=config.rollout.max_tokens or spec.max_move_tokens, tree=tree,
+    )  # fmt: skip
+
+
+def gate_spec(plan: RunPlan) -> TournamentSpec:
+    """The run's game, as the folder of the gate's games says it."""
+    config, match = plan.config, plan.matchmaker.match(0)
+    return TournamentSpec(
+        env=match.env, env_source=plan.spec.source, env_params=match.env_params, seats=tuple(s.seat for s in match.seats),
+        players=(), pairs=config.league.gate_pairs, seed=config.seed, model=config.model, jury=config.jury,
+        temperature=config.rollout.temperature, max_move_tokens=plan.max_move_tokens, limits=match.limits,
     )  # fmt: skip
 
 

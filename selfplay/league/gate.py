@@ -107,7 +107,7 @@ class Gate:
             return
         self._points, self._given, self._spoilt, self._next, self._again = {}, set(), set(), 0, []
         for game in games:
-            self._count(self._read(int(game.episode_id.partition(".")[0])), game)
+            self._count(self.read(int(game.episode_id.partition(".")[0])), game)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -155,7 +155,7 @@ class Gate:
     def take(self, match: Match, game: GameRecord | None) -> None:
         """A game is over; None: it cannot be played, and its pair does not count."""
         self._flying.pop(match.episode_id, None)
-        found = self._read(match.index)
+        found = self.read(match.index)
         if game is not None:
             self._count(found, game)
         elif found is not None and self._is_present(found):
@@ -164,7 +164,7 @@ class Gate:
     def void(self, match: Match) -> None:
         """Infrastructure failed: the same game again, as the next attempt."""
         self._flying.pop(match.episode_id, None)
-        if self._is_present(self._read(match.index)):
+        if self._is_present(self.read(match.index)):
             self._again.append(replace(match, attempt=match.attempt + 1))
 
     def is_used(self, version: PolicyVersion) -> bool:
@@ -215,7 +215,8 @@ class Gate:
 
     # ── counting ─────────────────────────────────────────────────────────────────────────────────
 
-    def _read(self, index: int) -> GateGame | None:
+    def read(self, index: int) -> GateGame | None:
+        """Which game of the gate a match's number means; None when it is none."""
         if not index & _FLAG:
             return None
         rank, agents = (index & ~_FLAG) >> _RANK_AT, self._maker.trained_agents

@@ -7,6 +7,7 @@
         scores/         what scorers said of them
         checkpoints/    STEP/                           league.sqlite   every game's result
         logs/           one file per process            .lock           held while a controller owns the run
+        gate/           games of the promotion gate, as a tournament's folder, where ``league.gate`` is on
         good/           what agents can be taken back to, where ``league.on_alarm`` says so
 
 In: a name, a config, and what the manifest shall say. Out: paths, and a lock that the kernel releases however the
@@ -146,6 +147,10 @@ class RunFolder:
     @property
     def league_path(self) -> Path:
         return self.path / "league.sqlite"
+
+    @property
+    def gate(self) -> Path:
+        return self.path / "gate"
 
     @property
     def good(self) -> Path:

@@ -110,6 +110,10 @@ class GameLog:
         episodes = EpisodeLog.open(folder / EPISODES, write=True, say=say)
         return cls(folder, fd, {line.game: line for line in lines}, episodes)
 
+    def episodes(self) -> Iterator[tuple[int, Episode]]:
+        """(number, episode) of everything that is durable."""
+        return self._episodes.episodes()
+
     def unlisted(self) -> Iterator[tuple[int, Episode]]:
         """Episodes that are durable but have no line: a crash came between."""
         known = {line.episode for line in self.lines.values()}
@@ -128,7 +132,9 @@ class GameLog:
             if line.game in self.lines:
                 raise ValueError(f"game {line.game} is recorded already")
         with store_errors(self._path):
-            os.write(self._fd, b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+            view = memoryview(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+            while view:  # a disk that is filling up takes a part
+                view = view[os.write(self._fd, view) :]
             os.fsync(self._fd)
         self.lines.update({line.game: line for line in lines})
         return lines

@@ -16,7 +16,7 @@ from selfplay.errors import UserError
 from selfplay.store.atomic import write_bytes
 from selfplay.tournament.gamelog import GameLine, read_episode, read_lines
 from selfplay.tournament.report import report_html
-from selfplay.tournament.spec import Entrant, TournamentSpec
+from selfplay.tournament.spec import STOPPED_BY_RESULT, Entrant, TournamentSpec
 from selfplay.tournament.standings import Standings, standings
 
 
@@ -42,6 +42,8 @@ def read_tournament(folder: Path, others: Sequence[Path] = (), anchors: Mapping[
         for player in more.players:
             _merge_player(players, player, other)
         lines |= {line.game: line for line in read_lines(other)}
+        if more.origin != "tournament":
+            spec = msgspec.structs.replace(spec, origin=more.origin)
     spec = msgspec.structs.replace(spec, players=tuple(players.values()))
     chosen = dict(anchors or spec.anchors)
     if missing := [a for a in chosen if a not in players]:
@@ -57,7 +59,11 @@ def _merge_player(players: dict[str, Entrant], player: Entrant, other: Path) -> 
 
 def conclude(found: Found) -> Standings:
     """The standings of what was found."""
-    return standings(found.lines, [p.name for p in found.spec.players], found.anchors)
+    result = standings(found.lines, [p.name for p in found.spec.players], found.anchors)
+    if found.spec.origin == "tournament":
+        return result
+    ratings = msgspec.structs.replace(result.ratings, remarks=(*result.ratings.remarks, STOPPED_BY_RESULT))
+    return msgspec.structs.replace(result, ratings=ratings)
 
 
 def write_results(folder: Path, found: Found, result: Standings) -> None:

@@ -17,10 +17,15 @@ from msgspec import Meta
 
 from selfplay.config.schema import JuryConfig
 from selfplay.errors import StoreError, UserError
+from selfplay.ratings.match import Hypotheses
 from selfplay.store.atomic import store_errors, write_bytes
 from selfplay.types import BASE, Limits, Match, Scalar, SeatAssignment, derive_seed
 
 Schedule = Literal["round-robin", "gauntlet", "swiss", "active"]
+Origin = Literal["tournament", "match", "gate"]
+STOPPED_BY_RESULT = (
+    "games were played until a sequential test decided: differences that it found are biased away from 0"
+)
 SPEC_NAME = "tournament.json"
 
 
@@ -71,6 +76,10 @@ class TournamentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     concurrency: Annotated[int, Meta(ge=1)] = 16
     budget_tokens: int = 0
     budget_time_s: float = 0.0
+    origin: Origin = "tournament"
+    """What had the games played: a tournament, a match, or the promotion gate of a run."""
+    sprt: Hypotheses | None = None
+    """Of a match: the test that stops it."""
 
     def entrant(self, name: str) -> Entrant:
         """The player of that name; KeyError when there is none."""
