@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 import torch.nn.functional as F
 from msgspec.structs import replace
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from selfplay.config.schema import LoraConfig
 from selfplay.errors import ConfigError, TrainerError
@@ -86,6 +88,15 @@ def test_foreign_tensors_are_refused_by_name() -> None:
 def test_adapter_config_is_what_peft_writes() -> None:
     assert LAYOUT.adapter_config() == {"r": 2, "lora_alpha": 5, "target_modules": ["q_proj", "up_proj"]}
     assert isinstance(LAYOUT.adapter_config()["lora_alpha"], int)
+
+
+def test_an_adapter_of_the_last_layers_is_named_by_a_pattern_that_peft_reads(tiny_model: Path) -> None:
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    layout = find_layout(base, LoraConfig(layers=1, targets=("q_proj", "down_proj")))
+    assert [p.name for p in layout.projections] == ["model.layers.1.self_attn.q_proj", "model.layers.1.mlp.down_proj"]
+    settings = peft.LoraConfig(**layout.adapter_config(), task_type="CAUSAL_LM")
+    theirs = peft.get_peft_model(base, settings).state_dict()
+    assert {n.replace(".default.", ".") for n in theirs if ".lora_" in n} == set(layout.names)
 
 
 def test_a_target_that_does_not_exist_names_those_that_do() -> None:

@@ -155,6 +155,31 @@ def test_fewer_targets_and_another_rank(tiny_model: Path, tmp_path: Path) -> Non
     check(tiny_model, tmp_path, settings, segments(5), 10_000)
 
 
+def test_the_last_layer_only(tiny_model: Path, tmp_path: Path) -> None:
+    check(tiny_model, tmp_path, config(lora={"layers": 1}), segments(5), 64)
+
+
+def test_what_lies_below_all_adapters_is_computed_once_a_step(tiny_model: Path, tmp_path: Path) -> None:
+    """Three epochs and a moving reference are four passes over one row; each finds what a pass without help would."""
+    settings = config(lora={"layers": 1}, algorithm={"loss": "ppo", "epochs": 3, "kl": 0.5, "reference": "moving"})
+    trainer = trainer_of(tiny_model, tmp_path, settings)
+    passes = [0, 0]
+    for i, layer in enumerate(trainer.policy.layers):
+
+        def count(*_: Any, i: int = i) -> None:
+            passes[i] += 1
+
+        layer.mlp.register_forward_hook(count)
+    (message,) = train_steps(segments(9), step=1, max_tokens=10_000)
+    trainer.step(message)
+    assert passes == [1, 4]
+    row = pack_row(message.micro_batches[0], trainer.policy.device)
+    first = trainer.policy(row)
+    again = trainer.policy(row, trunk=first.trunk)
+    assert torch.equal(first.head.logprobs, again.head.logprobs)
+    assert passes == [2, 6]
+
+
 def test_agents_with_ranks_scales_and_targets_of_their_own(tiny_model: Path, tmp_path: Path) -> None:
     """One row of two agents that share no projection but one; each has the gradient of peft with its own settings."""
     own = {

@@ -110,6 +110,7 @@ def peft_gradients(
             lora_alpha=lora.alpha,
             use_rslora=lora.rslora,
             target_modules=list(lora.targets),
+            layers_to_transform=list(range(base.config.num_hidden_layers))[-lora.layers :] if lora.layers else None,
             task_type="CAUSAL_LM",
         ),
     )

@@ -38,6 +38,10 @@ class LoraConfig(_Section, frozen=True):
     targets: Annotated[tuple[str, ...], Meta(description="projections that get an adapter")] = (
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     )  # fmt: skip
+    layers: Annotated[
+        Natural,
+        Meta(description="only the last so many layers get an adapter: what lies below is computed once a step; 0: all"),
+    ] = 0
 
 
 class AgentConfig(_Section, frozen=True):

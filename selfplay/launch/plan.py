@@ -120,3 +120,7 @@ def _check_targets(config: Config, model: ResolvedModel) -> None:
             raise ConfigError(
                 f"lora.targets: model {model.name} has no {target}; it has {', '.join(model.linear_names)}"
             )
+    if config.lora.layers > model.num_layers:
+        raise ConfigError(
+            f"lora.layers={config.lora.layers}: model {model.name} has {model.num_layers} layers; 0 means all of them"
+        )

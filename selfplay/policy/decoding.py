@@ -182,16 +182,21 @@ class Batch:
         ]
 
     def _sample(self) -> None:
-        at = torch.tensor(self._at, device=self._device)
-        logprobs = processed_logprobs(self._logits[at], [r.sampling for r in self.rows])
-        tokens = pick(logprobs, self.rows, self._generator)
-        chosen = logprobs.gather(1, tokens[:, None])[:, 0].tolist()
-        for row, token, logprob in zip(self.rows, tokens.tolist(), chosen, strict=True):
-            row.sampled.append(token)
-            row.logprobs.append(logprob)
-        for i, row in enumerate(self.rows):
-            if truncates(row.sampling):
-                row.kept.append(tuple(logprobs[i].isfinite().nonzero()[:, 0].tolist()))
+        """What is sampled from is computed once for all requests that share a row and the way they sample."""
+        alike: dict[tuple[int, float, int, float], list[Row]] = {}
+        for row, at in zip(self.rows, self._at, strict=True):
+            s = row.sampling
+            alike.setdefault((at, s.temperature, s.top_k, s.top_p), []).append(row)
+        rows = torch.tensor([at for at, *_ in alike], device=self._device)
+        logprobs = processed_logprobs(self._logits[rows], [group[0].sampling for group in alike.values()])
+        for logprobs_V, group in zip(logprobs, alike.values(), strict=True):
+            tokens = pick(logprobs_V, group, self._generator)
+            kept = tuple(logprobs_V.isfinite().nonzero()[:, 0].tolist()) if truncates(group[0].sampling) else None
+            for row, token, logprob in zip(group, tokens.tolist(), logprobs_V[tokens].tolist(), strict=True):
+                row.sampled.append(token)
+                row.logprobs.append(logprob)
+                if kept is not None:
+                    row.kept.append(kept)
 
     def _forward(
         self, adapters: Sequence[str | None], ids: Tensor, mask: Tensor, cache: list[tuple[Tensor, Tensor]]
@@ -250,14 +255,16 @@ def _truncated(logprobs: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def pick(logprobs: Tensor, rows: Sequence[Row], shared: torch.Generator) -> Tensor:
-    """Token ids [B]: the most likely one at temperature 0, else sampled, with the row's own generator when it has a seed."""
-    tokens = torch.multinomial(logprobs.exp(), 1, generator=shared)[:, 0]
+    """Token ids [B] out of ``logprobs`` [V], one for each of ``rows``, which sample alike: the most likely one at temperature
+    0, else by inverting the distribution function, at a number from the row's own generator when it has a seed."""
+    if not rows[0].sampling.temperature:
+        return logprobs.argmax().expand(len(rows))
+    at = torch.rand(len(rows), generator=shared, dtype=torch.float64, device=logprobs.device)
     for i, row in enumerate(rows):
-        if not row.sampling.temperature:
-            tokens[i] = logprobs[i].argmax()
-        elif row.generator is not None:
-            tokens[i] = torch.multinomial(logprobs[i].exp(), 1, generator=row.generator)[0]
-    return tokens
+        if row.generator is not None:
+            at[i] = torch.rand((), generator=row.generator, dtype=torch.float64, device=logprobs.device)
+    up_to = logprobs.double().exp().cumsum(0)
+    return torch.searchsorted(up_to, (1.0 - at) * up_to[-1])  # above 0: never at a token without probability
 
 
 def _left_pad(x: Tensor, dim: int, width: int) -> Tensor:

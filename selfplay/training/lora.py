@@ -39,6 +39,8 @@ class LoraLayout:
     alpha: float
     rslora: bool = False
     projections: tuple[Projection, ...]
+    layers: tuple[int, ...] = ()
+    """The only layers that have them; empty: all."""
 
     @property
     def scale(self) -> float:
@@ -64,20 +66,24 @@ class LoraLayout:
         return sorted({p.name.rpartition(".")[2] for p in self.projections})
 
     def adapter_config(self) -> dict[str, Scalar | list[str]]:
-        """The fields of PEFT's adapter_config.json that describe this layout."""
+        """The fields of PEFT's adapter_config.json that describe this layout. Some layers only are named by a pattern."""
         alpha: Scalar = int(self.alpha) if self.alpha.is_integer() else self.alpha
-        config: dict[str, Scalar | list[str]] = {
-            "r": self.rank, "lora_alpha": alpha, "target_modules": list[str](self.targets)
-        }  # fmt: skip
+        modules: Scalar | list[str] = list[str](self.targets)
+        if self.layers:
+            modules = rf".*\.(?:{'|'.join(map(str, self.layers))})\.(?:.*\.)?(?:{'|'.join(self.targets)})"
+        config: dict[str, Scalar | list[str]] = {"r": self.rank, "lora_alpha": alpha, "target_modules": modules}
         return config | {"use_rslora": True} if self.rslora else config
 
 
 def find_layout(model: nn.Module, config: LoraConfig) -> LoraLayout:
-    """The projections of ``model`` that ``lora.targets`` names, in module order.
+    """The projections of ``model`` that ``lora.targets`` names, in module order; of its last ``lora.layers`` layers.
 
     Raises `ConfigError` for a target that the model does not have or that is not an nn.Linear.
     """
     found = [(name, m) for name, m in model.named_modules() if name.rpartition(".")[2] in config.targets]
+    layers = sorted({_layer(name) for name, _ in found})[-config.layers :] if config.layers else []
+    if layers:
+        found = [(name, m) for name, m in found if _layer(name) in layers]
     missing = set(config.targets) - {name.rpartition(".")[2] for name, _ in found}
     if missing:
         raise ConfigError(
@@ -86,8 +92,13 @@ def find_layout(model: nn.Module, config: LoraConfig) -> LoraLayout:
         )
     return LoraLayout(
         rank=config.rank, alpha=config.alpha, rslora=config.rslora,
-        projections=tuple(_projection(name, module) for name, module in found),
+        projections=tuple(_projection(name, module) for name, module in found), layers=tuple(layers),
     )  # fmt: skip
+
+
+def _layer(name: str) -> int:
+    """The number of the layer that a module is in: the first number in its name."""
+    return next((int(part) for part in name.split(".") if part.isdigit()), 0)
 
 
 def _projection(name: str, module: nn.Module) -> Projection:

@@ -6,7 +6,7 @@ All agents of a row are computed in one pass over the base; logits exist only wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,9 @@ from selfplay.config.schema import LoraConfig
 from selfplay.errors import TrainerError
 from selfplay.training import attention
 from selfplay.training.head import HeadOutput, frozen_head
-from selfplay.training.lora import ActiveRow, FlatAdapter, attach, find_layout
+from selfplay.training.lora import ActiveRow, FlatAdapter, LoraLayout, attach, find_layout
 from selfplay.training.rows import PackedRow, pack_row, teacher_forced
+from selfplay.training.trunk import Trunk
 
 _ROUNDING = {torch.float32: 0.002, torch.bfloat16: 0.15}
 """Mean |Δlogprob| between two orders of computing the same thing."""
@@ -63,6 +64,8 @@ class RowOutput:
     """[M], without gradient."""
     reference_hidden: Tensor | None
     """[M, D], without gradient: for further passes over the row."""
+    trunk: Tensor | None
+    """[1, T, D], without gradient, for further passes: what the layers below all adapters found; None where there are none."""
 
 
 class PackedPolicy(nn.Module):
@@ -73,6 +76,7 @@ class PackedPolicy(nn.Module):
         self.base = base
         layouts = {agent: find_layout(base, lora) for agent, lora in sorted(loras.items())}
         self._row = ActiveRow()
+        self._trunk = Trunk(self.layers[: _first_layer(layouts.values())])
         attach(base, layouts.values(), self._row)
         self._agents = tuple(layouts)
         for agent, layout in layouts.items():
@@ -104,16 +108,18 @@ class PackedPolicy(nn.Module):
         *,
         reference: Reference | None = None,
         reference_hidden: Tensor | None = None,
+        trunk: Tensor | None = None,
         entropy_gradient: bool = False,
     ) -> RowOutput:
         """What the row's M distinct actions have under the agents, and under ``reference`` where it is given.
 
-        ``reference_hidden`` is what an earlier pass over the row found for that reference: it is not computed again.
+        ``reference_hidden`` and ``trunk`` are what an earlier pass over the row found: they are not computed again.
 
         One row at a time: the backward pass of a row must be over before the next row goes forward.
         """
         weight = self.base.get_output_embeddings().weight
         before = reference_hidden
+        self._trunk.begin(trunk)
         if before is None and reference is not None:
             before = self._reference_hidden(row, reference)
         self._row.set(row.runs, {agent: self._adapter(agent).pairs() for agent in {r.agent for r in row.runs}})
@@ -123,10 +129,10 @@ class PackedPolicy(nn.Module):
             entropy_gradient=entropy_gradient, kept=row.kept,
         )  # fmt: skip
         if before is None:
-            return RowOutput(out, None, None)
+            return RowOutput(out, None, None, self._trunk.hidden)
         with torch.no_grad():
             theirs = frozen_head(before, weight, row.targets, inv_temperature=inv_temperature, kept=row.kept)
-        return RowOutput(out, theirs.logprobs, before)
+        return RowOutput(out, theirs.logprobs, before, self._trunk.hidden)
 
     @torch.no_grad()
     def _reference_hidden(self, row: PackedRow, reference: Reference) -> Tensor:
@@ -156,6 +162,11 @@ class PackedPolicy(nn.Module):
         adapter = self.get_submodule(_key(agent))
         assert isinstance(adapter, FlatAdapter)
         return adapter
+
+
+def _first_layer(layouts: Iterable[LoraLayout]) -> int:
+    """How many layers lie below every adapter."""
+    return min(layout.layers[0] if layout.layers else 0 for layout in layouts)
 
 
 def _vocab_size(base: Any) -> int:

@@ -90,9 +90,9 @@ class Trainer:
         config, packed = self._algorithm, row.packed
         out: RowOutput = self.policy(
             packed, self._inv_temperature, reference=self._reference(), reference_hidden=row.reference_hidden,
-            entropy_gradient=config.entropy > 0,
+            trunk=row.trunk, entropy_gradient=config.entropy > 0,
         )  # fmt: skip
-        row.reference_hidden = out.reference_hidden
+        row.reference_hidden, row.trunk = out.reference_hidden, out.trunk
         loss = out.head.logprobs.new_zeros(())
         for agent, start, end in packed.samples:
             at, picks = slice(start, end), packed.picks[start:end]
@@ -206,6 +206,8 @@ class _Row:
     kept: dict[str, Kept] = field(default_factory=dict)
     reference_hidden: Tensor | None = None
     """[M, D]: the reference stays where it is for a step."""
+    trunk: Tensor | None = None
+    """[1, T, D]: what the layers below all adapters made of it."""
 
 
 @dataclass
