@@ -52,6 +52,13 @@ def test_a_frozen_version_that_a_new_run_cannot_have_is_refused_before_it_has_a_
     assert not list(tmp_path.iterdir())
 
 
+def test_more_adapted_layers_than_the_model_has_are_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    config = load_config(None, ["env=kuhn-poker-v0", "model=tiny", f"runs_dir={tmp_path}", "lora.layers=3"])
+    with pytest.raises(ConfigError, match=r"^lora\.layers=3: model tiny has 2 layers; 0 means all of them$"):
+        start_run(config, PlainView())
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_frozen_version_that_the_run_does_not_hold_is_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"player_0@3 is named as a frozen version, and the run's adapters do not"):
         resume_run(run, ("scorers.teacher.agent=player_0@3",), PlainView())

@@ -40,7 +40,9 @@ class LoraConfig(_Section, frozen=True):
     )  # fmt: skip
     layers: Annotated[
         Natural,
-        Meta(description="only the last so many layers get an adapter: what lies below is computed once a step; 0: all"),
+        Meta(
+            description="only the last so many layers get an adapter: what lies below is computed once a step; 0: all"
+        ),
     ] = 0
 
 

@@ -76,7 +76,7 @@ class PackedPolicy(nn.Module):
         self.base = base
         layouts = {agent: find_layout(base, lora) for agent, lora in sorted(loras.items())}
         self._row = ActiveRow()
-        self._trunk = Trunk(self.layers[: _first_layer(layouts.values())])
+        self._trunk = Trunk(list(self.layers)[: _first_layer(layouts.values())])
         attach(base, layouts.values(), self._row)
         self._agents = tuple(layouts)
         for agent, layout in layouts.items():
