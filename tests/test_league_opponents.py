@@ -12,11 +12,12 @@ from scipy import stats
 
 from selfplay.config import Config
 from selfplay.config.league import LeagueConfig
-from selfplay.errors import ConfigError, StoreError
+from selfplay.errors import ConfigError, MissingExtraError, StoreError
 from selfplay.league import GameRecord, LeagueRecords, Matchmaker
 from selfplay.league.league import League, check_league, league_slots
-from selfplay.league.opponents import Tally, weights
+from selfplay.league.opponents import Tally, normalised, weights
 from selfplay.league.pool import Snapshot, SnapshotPool
+from selfplay.league.skill import Skills
 from selfplay.league.watch import CollapseWatch, WatchLimits
 from selfplay.registry import describe
 from selfplay.types import Episode, Match, PolicyVersion, SeatAssignment, Span, Turn
@@ -61,6 +62,21 @@ class Site:
         return out
 
 
+def ladder(number: int, wins: tuple[int, ...], version: int = 7) -> list[GameRecord]:
+    """20 rounds in which player_0 meets each snapshot of player_1; so many of them it wins, at regular intervals."""
+    rounds = [(k, n, won * k // 20 == won * (k + 1) // 20) for k in range(20) for n, won in enumerate(wins)]
+    return [
+        game(number + i, (f"player_0@{version}", f"player_1@{n}"), int(lost)) for i, (_, n, lost) in enumerate(rounds)
+    ]
+
+
+def record(site: Site, games: list[GameRecord]) -> None:
+    with site.records._transaction():
+        for row in games:
+            site.records._insert(row)
+    site.league.refresh()
+
+
 def as_expected(found: Counter[str], expected: dict[str, float]) -> bool:
     """A chi-squared test at one in a thousand; nobody else was met."""
     assert set(found) <= set(expected), found
@@ -99,15 +115,7 @@ def test_fixed(tmp_path: Path, maker: Matchmaker) -> None:
 )
 def test_pfsp_follows_the_record(tmp_path: Path, maker: Matchmaker, rule: str, shape: object) -> None:
     site = Site(tmp_path, maker, opponents=rule)
-    number = 0
-    rows = []
-    for n, wins in enumerate((18, 10, 2)):
-        for k in range(20):
-            rows.append(game(number := number + 1, ("player_0@7", f"player_1@{n}"), int(k >= wins)))
-    with site.records._transaction():
-        for row in rows:
-            site.records._insert(row)
-    site.league.refresh()
+    record(site, ladder(1, (18, 10, 2)))
     rates = [(w + 1) / 22 for w in (18, 10, 2)]
     masses = [shape(p) for p in rates]  # type: ignore[operator]
     expected = {f"past-player_1@{n}": m / sum(masses) for n, m in enumerate(masses)}
@@ -129,6 +137,51 @@ def test_psro_meets_the_equilibrium_of_the_past() -> None:
     assert weights("psro_nash", "y", names, ladder)[2] > 0.99
     with pytest.raises(ValueError, match="no candidates"):
         weights("uniform_past", "y", [], {})
+
+
+def test_openskill_meets_who_is_near_in_strength(tmp_path: Path, maker: Matchmaker) -> None:
+    """The second snapshot is level, the others are beaten or never beaten; later the learner has grown to the third's strength."""
+    site = Site(tmp_path, maker, opponents="openskill")
+    names = [f"player_1@{n}" for n in range(3)]
+    record(site, ladder(1, (20, 10, 0)))
+    skills = Skills()
+    skills.add(g for _, g in site.records.after(0))
+    shares = normalised(skills.closeness("player_0", names))
+    assert shares[1] > 3 * max(shares[0], shares[2])
+    assert as_expected(site.met(), {f"past-{n}": w for n, w in zip(names, shares, strict=True)})
+    record(site, ladder(1001, (20, 20, 10), version=8))
+    skills.add(g for row, g in site.records.after(60))
+    later = normalised(skills.closeness("player_0", names))
+    assert later[2] > shares[2]
+    assert later[2] > later[1] > later[0]
+    assert as_expected(site.met(first=NUM), {f"past-{n}": w for n, w in zip(names, later, strict=True)})
+
+
+def test_online_ratings_pass_from_version_to_version() -> None:
+    skills = Skills()
+    skills.add(ladder(1, (20, 20, 20)))
+    grown = skills.rating("player_0@7")
+    assert grown[0] > skills.rating("player_1@2")[0]
+    assert skills.rating("player_0") == skills.rating("player_0@9") == grown
+    assert skills.rating("player_0@6") == skills.rating("anybody")
+    before = dict(skills._ratings)
+    mixed = [game(1, ("player_0@?", "player_1@1"), 0), game(2, ("player_1@1", "player_1@1"), 0)]
+    skills.add([*mixed, game(3, ("player_0@7", "player_1@1"), 0, "truncated")])
+    assert skills._ratings == before
+    skills.add([game(4, ("player_0@7..9", "player_1@1"), 0)])
+    assert set(skills._ratings) - set(before) == {"player_0@9"}
+
+
+def test_online_ratings_are_for_matchmaking_alone() -> None:
+    rooms = Path(__file__).parent.parent / "selfplay"
+    users = {str(p.relative_to(rooms)) for p in rooms.rglob("*.py") if "import Skills" in p.read_text("utf-8")}
+    assert users == {"league/league.py"}
+
+
+def test_openskill_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"league.opponents=openskill.*openskill"):
+        check_league(LeagueConfig(mix={"openskill": 1.0}, opponents="mix"), AGENTS, ())
 
 
 def test_mix_and_rules_of_an_agents_own(tmp_path: Path, maker: Matchmaker) -> None:

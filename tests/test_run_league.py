@@ -35,7 +35,7 @@ RULES = {
     "s6": "fixed", "s7": "mix",
 }  # fmt: skip
 EVERY_RULE = (
-    *(f"league.rules.{agent}={rule}" for agent, rule in RULES.items()), 'league.fixed=["base"]', "league.mix.uniform_past=1",
+    *(f"league.rules.{agent}={rule}" for agent, rule in RULES.items()), 'league.fixed=["base"]', "league.mix.openskill=1",
     "league.mix.fixed=2", "league.snapshot_every=1", "league.pool=2", "train.steps=4",
 )  # fmt: skip
 GATE = (
@@ -72,7 +72,7 @@ def test_who_is_met_how_often_is_as_each_rule_says(crowd: Path) -> None:
     by_rule = {rule: sum(m.met for m in meetings if m.rule == rule) for rule in RULES.values()}
     assert min(by_rule[r] for r in ("uniform_past", "pfsp_hard", "pfsp_even", "psro_nash")) >= 80
     mix = {m.opponent: m.expected for m in meetings if m.rule == "mix"}
-    assert mix["fixed"] == pytest.approx(2 * mix["uniform_past"])
+    assert mix["fixed"] == pytest.approx(2 * mix["openskill"])
 
 
 def test_the_games_on_record_are_those_that_were_drawn(crowd: Path) -> None:

@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-RuleName = Literal["latest", "mirror", "uniform_past", "pfsp_hard", "pfsp_even", "psro_nash", "fixed", "mix"]
+RuleName = Literal[
+    "latest", "mirror", "uniform_past", "pfsp_hard", "pfsp_even", "psro_nash", "openskill", "fixed", "mix"
+]
 
 
 class ExploiterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,7 +27,7 @@ class LeagueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     opponents: Annotated[
         RuleName,
         Meta(
-            description="who the learner of a match meets: latest, mirror, uniform_past, pfsp_hard, pfsp_even, psro_nash, fixed, or mix"
+            description="who the learner of a match meets: latest, mirror, uniform_past, pfsp_hard, pfsp_even, psro_nash, openskill, fixed, or mix"
         ),
     ] = "latest"
     rules: Annotated[dict[str, RuleName], Meta(description="agent → its own rule")] = {}
@@ -88,7 +90,7 @@ class LeagueConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     @property
     def needs_past(self) -> bool:
         """Whether snapshots are met at all."""
-        return bool(self.used_rules & {"uniform_past", "pfsp_hard", "pfsp_even", "psro_nash"})
+        return bool(self.used_rules & {"uniform_past", "pfsp_hard", "pfsp_even", "psro_nash", "openskill"})
 
     @property
     def takes_snapshots(self) -> bool:

@@ -10,6 +10,7 @@ with the lineage; records call them by their real name.
 
 from __future__ import annotations
 
+import importlib.util
 import random
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -17,13 +18,14 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from selfplay.config.league import LeagueConfig
-from selfplay.errors import ConfigError, suggestion
+from selfplay.errors import ConfigError, MissingExtraError, suggestion
 from selfplay.league.gate import Verdict, gate_hypotheses
 from selfplay.league.matchmaker import LLM, Matchmaker
 from selfplay.league.meetings import Meetings
-from selfplay.league.opponents import RULES, Rule, Tally, normalised, weights
+from selfplay.league.opponents import FLOOR, RULES, Rule, Tally, normalised, weights
 from selfplay.league.pool import Snapshot, SnapshotPool
 from selfplay.league.records import LeagueRecords, served_name
+from selfplay.league.skill import Skills
 from selfplay.types import BASE, Match, PolicyVersion, SeatAssignment, derive_seed
 
 MAX_DRAWS = 100_000
@@ -33,6 +35,8 @@ def check_league(config: LeagueConfig, agents: Sequence[str], bots: Sequence[str
     """Raise `ConfigError` for rules that name unknown agents, rules or bots, or that have nobody to choose from."""
     if config.gate:
         gate_hypotheses(config)
+    if "openskill" in config.used_rules and importlib.util.find_spec("openskill") is None:
+        raise MissingExtraError("league.opponents=openskill", "league", "openskill")
     for agent in config.rules:
         if agent in config.exploiters:
             raise ConfigError(
@@ -69,6 +73,8 @@ class League:
         self._draws: OrderedDict[int, tuple[SeatAssignment, ...]] = OrderedDict()
         self._tallies: dict[tuple[str, str], Tally] = {}
         self._members: list[Snapshot] = []
+        self._skills = Skills() if "openskill" in config.used_rules else None
+        self._last_rated = 0
         self.refresh()
 
     def refresh(self) -> None:
@@ -78,6 +84,10 @@ class League:
             pair: Tally(payoff.wins + payoff.won_by_forfeit + payoff.draws / 2, payoff.games)
             for pair, payoff in self._records.payoffs().items()
         }
+        if self._skills is not None:
+            for row, game in self._records.after(self._last_rated):
+                self._skills.add([game])
+                self._last_rated = row
 
     def match(self, index: int, attempt: int = 0) -> Match:
         """Match number ``index``, with its opponents."""
@@ -131,10 +141,15 @@ class League:
             self._meetings.add(learner, rule, learner)
             return msgspec.structs.replace(like, seat=seat.seat)
         names = list(self._config.fixed) if rule == "fixed" else self.candidates(seat)
-        shares = weights(rule, learner, names, self._tallies)
+        shares = self._shares(rule, learner, names)
         chosen = rng.choices(names, shares)[0]
         self._meetings.add(learner, rule, chosen, dict(zip(names, shares, strict=True)))
         return self._seat(chosen, seat)
+
+    def _shares(self, rule: Rule, learner: str, names: Sequence[str]) -> list[float]:
+        if self._skills is None or rule != "openskill":
+            return weights(rule, learner, names, self._tallies)
+        return normalised([max(FLOOR, c) for c in self._skills.closeness(learner, names)])
 
     def candidates(self, seat: SeatAssignment) -> list[str]:
         """Whom a rule over the past chooses from: snapshots of who sits there, of exploiters of that seat, and anchors."""

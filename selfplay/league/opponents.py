@@ -5,7 +5,8 @@ made by `selfplay.league.league.League`.
 
 ``latest``: the other seats' agents as they are now. ``mirror``: the learner itself at every seat. ``uniform_past``: any snapshot.
 ``pfsp_hard``, ``pfsp_even``: prioritised fictitious self-play (Vinyals et al., 2019): weight (1 − p)² or p (1 − p), p the learner's
-chance to win. ``psro_nash``: the Nash equilibrium of the snapshots' payoffs (Lanctot et al., 2017). ``fixed``: named opponents.
+chance to win. ``psro_nash``: the Nash equilibrium of the snapshots' payoffs (Lanctot et al., 2017). ``openskill``: whoever is likely to
+make a level game by online ratings (`selfplay.league.skill`). ``fixed``: named opponents.
 """
 
 from __future__ import annotations
@@ -13,9 +14,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-Rule = Literal["mirror", "latest", "uniform_past", "pfsp_hard", "pfsp_even", "psro_nash", "fixed"]
-RULES: tuple[Rule, ...] = ("mirror", "latest", "uniform_past", "pfsp_hard", "pfsp_even", "psro_nash", "fixed")
-NEEDS_PAST: tuple[Rule, ...] = ("uniform_past", "pfsp_hard", "pfsp_even", "psro_nash")
+Rule = Literal["mirror", "latest", "uniform_past", "pfsp_hard", "pfsp_even", "psro_nash", "openskill", "fixed"]
+RULES: tuple[Rule, ...] = (
+    "mirror",
+    "latest",
+    "uniform_past",
+    "pfsp_hard",
+    "pfsp_even",
+    "psro_nash",
+    "openskill",
+    "fixed",
+)
 PRIOR_GAMES = 2.0
 """Drawn games that every record is taken to begin with, so that one game decides nothing."""
 FLOOR = 1e-3

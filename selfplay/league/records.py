@@ -167,6 +167,15 @@ class LeagueRecords:
             for row in rows:
                 yield _from_row(row)
 
+    def after(self, row: int) -> Iterator[tuple[int, GameRecord]]:
+        """(row, game) of all games that were recorded behind ``row``, in that order; rows begin at 1."""
+        with _sqlite_errors(self._path):
+            rows = self._db.execute(
+                f"SELECT rowid, {', '.join(_COLUMNS)} FROM games WHERE rowid > ? ORDER BY rowid", (row,)
+            )
+            for number, *fields in rows:
+                yield number, _from_row(fields)
+
     def __len__(self) -> int:
         with _sqlite_errors(self._path):
             return int(self._db.execute("SELECT COUNT(*) FROM games").fetchone()[0])
@@ -184,13 +193,9 @@ class LeagueRecords:
 
         With more than two seats every pair at the table is counted: who won beats who did not.
         """
-        with _sqlite_errors(self._path):
-            rows = self._db.execute(
-                f"SELECT rowid, {', '.join(_COLUMNS)} FROM games WHERE rowid > ? ORDER BY rowid", (self._last_counted,)
-            )
-            for row, *fields in rows:
-                self._count_pairs(_from_row(fields))
-                self._last_counted = row
+        for row, game in self.after(self._last_counted):
+            self._count_pairs(game)
+            self._last_counted = row
         return {pair: msgspec.structs.replace(payoff) for pair, payoff in self._payoffs.items()}
 
     def _count_pairs(self, game: GameRecord) -> None:
