@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.runs import Run
 from tests.test_tournament_log import line
@@ -20,7 +21,10 @@ CHECKPOINT = Entrant(name="pro@3", player="llm", adapter="/x/adapters/pro/3")
 
 
 def config_for(target: Entrant, *overrides: str) -> Config:
-    return hunter_config(Config(), KUHN, "player_1", target, steps=7, runs_dir=Path("r"), overrides=overrides)
+    profile = dict.fromkeys(KUHN.seats, target)
+    return hunter_config(
+        Config(), KUHN, "player_1", profile, params={}, steps=7, runs_dir=Path("r"), overrides=overrides
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,13 +43,33 @@ def test_the_target_sits_frozen_at_the_other_seat(target: Entrant, player: str, 
 
 
 def test_the_learner_never_has_the_name_of_its_target() -> None:
-    assert hunter_name(Entrant(name="hunter@1", player="llm", adapter="/x/adapters/hunter/1")) == "hunter-2"
+    prey = [Entrant(name=n, player="llm", adapter=f"/x/adapters/{n}/1") for n in ("hunter-2", "hunter", "pro")]
+    assert hunter_name(prey[1:2]) == "hunter-2"
+    assert hunter_name(prey) == "hunter-3"
 
 
-def test_games_of_more_seats_are_refused() -> None:
+def test_at_a_table_of_three_both_others_are_frozen() -> None:
     env = describe("liars-dice-v0", {"players": 3})
-    with pytest.raises(UserError, match="has 3 seats; a best response by training needs a game of two"):
-        hunter_config(Config(), env, env.seats[0], CHECKPOINT, steps=1, runs_dir=Path("r"), overrides=())
+    others = (CHECKPOINT, Entrant(name="con@9", player="llm", adapter="/x/adapters/con/9"), CHECKPOINT)
+    profile = dict(zip(env.seats, others, strict=True))
+    config = hunter_config(
+        Config(), env, env.seats[0], profile, params={"players": 3}, steps=1, runs_dir=Path("r"), overrides=()
+    )
+    assert [config.seats[s].agent for s in env.seats] == ["hunter", "con@9", "pro@3"]
+    assert config.env_params["players"] == 3
+    profile[env.seats[1]] = Entrant(name="y/pro@3", player="llm", adapter="/y/adapters/pro/3")
+    with pytest.raises(UserError, match=r"carry one name, pro@3"):
+        hunter_config(
+            Config(), env, env.seats[0], profile, params={"players": 3}, steps=1, runs_dir=Path("r"), overrides=()
+        )
+
+
+def test_a_game_of_one_is_refused() -> None:
+    alone = msgspec.structs.replace(KUHN, seats=("player_0",))
+    with pytest.raises(UserError, match="nobody to learn against"):
+        hunter_config(
+            Config(), alone, "player_0", {"player_0": CHECKPOINT}, params={}, steps=1, runs_dir=Path("r"), overrides=()
+        )
 
 
 def test_a_bound_is_the_mean_of_one_seat_over_deals() -> None:
@@ -65,7 +89,21 @@ def test_a_bound_is_the_mean_of_one_seat_over_deals() -> None:
 
 @pytest.mark.engine
 def test_an_agent_learns_against_a_bot_and_plays_it_on_fresh_deals(tmp_path: Path) -> None:
-    words = ("--best-response", "1", "--at", "player_1", "--pairs", "4", "--model", "tiny", "--out", "B", "--json")
+    words = (
+        "-p",
+        "players=3",
+        "--best-response",
+        "1",
+        "--at",
+        "player_1",
+        "--pairs",
+        "4",
+        "--model",
+        "tiny",
+        "--out",
+        "B",
+        "--json",
+    )
     small = ("policy.engine=transformers", "train.batch=4", "rollout.concurrency=4")
     settings = tuple(word for setting in small for word in ("--set", setting))
     run = Run(tmp_path, "eval", "random", "--env", "kuhn-poker-v0", *words, *settings)
@@ -74,7 +112,7 @@ def test_an_agent_learns_against_a_bot_and_plays_it_on_fresh_deals(tmp_path: Pat
     assert (seat["seat"], seat["games"]) == ("player_1", 4)
     assert (tmp_path / seat["hunter"] / "version.json").is_file()
     games = [json.loads(x) for x in (tmp_path / "B/games-player_1/games.jsonl").read_text().splitlines()]
-    assert len(games) == 8
+    assert [list(g["seats"].values()) for g in games] == [["random", "hunter@1", "random"]] * 4
 
 
 @pytest.mark.parametrize(

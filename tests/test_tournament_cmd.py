@@ -21,7 +21,7 @@ from selfplay.launch.warm_start import base_model
 from selfplay.ratings import RatedGame
 from selfplay.store.manifest import new_manifest
 from selfplay.store.run_folder import RunFolder
-from selfplay.tournament.gamelog import read_lines
+from selfplay.tournament.gamelog import read_episode, read_lines
 from selfplay.types import Episode, Match, SeatAssignment, Turn
 
 KUHN = ("--env", "kuhn-poker-v0")
@@ -78,6 +78,19 @@ def test_eval_plays_a_gauntlet_and_samples_bots(tmp_path: Path, capsys: pytest.C
     report = json.loads(out)
     assert 0.7 < report["solution"]["nash_conv"] < 1.2
     assert report["samples"] == 64
+
+
+def test_parameters_reach_the_games_and_the_ratings_of_three_seats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("tournament", "--env", "liars-dice-v0", "-p", "players=3", "--players", "random", "scripted")
+    code, out, _ = run(capsys, *words, "--pairs", "3", "--out", tmp_path / "T", "--json")
+    assert code == 0
+    assert json.loads(out)["standings"]["counts"] == {"natural": 18}
+    lines = read_lines(tmp_path / "T")
+    assert {len(x.seats) for x in lines} == {3}
+    assert {read_episode(tmp_path / "T", x.episode or 0).match.env_params["players"] for x in lines} == {3}
+    assert "random" in run(capsys, "replay", tmp_path / "T", "1", "--show-private")[1]
 
 
 def test_a_match_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def hunt(env_id: str, asked: dict[str, Any]) -> None:
-    """Both seats, one after the other. Everything is checked before the first model is loaded."""
+    """All seats, one after the other. Everything is checked before the first model is loaded."""
     from selfplay.cli.eval_cmd import seat_entrants
     from selfplay.cli.tournament_cmd import free_name
     from selfplay.config.load import parse_override
@@ -30,30 +30,30 @@ def hunt(env_id: str, asked: dict[str, Any]) -> None:
     from selfplay.launch.entrants import read_field
     from selfplay.registry import describe
 
-    env = describe(env_id, dict(parse_override(text) for text in asked["params"]))
+    params = dict(parse_override(text) for text in asked["params"])
+    env = describe(env_id, params)
     if asked["at"] and asked["at"] not in env.seats:
         raise UserError(f"{env.id} has no seat {asked['at']!r}{suggestion(asked['at'], env.seats)}")
     field = read_field(asked["players"], model=asked["model"])
     folder = Path(asked["out"] or free_name(env.id))
-    targets = (
-        dict(zip(env.seats, reversed(seat_entrants(env.seats, field)), strict=True)) if len(env.seats) == 2 else {}
-    )
+    profile = dict(zip(env.seats, seat_entrants(env.seats, field), strict=True))
     configs = {
         seat: hunter_config(
-            field.config, env, seat, targets.get(seat, field.entrants[0]), steps=asked["steps"], runs_dir=folder / "runs",
+            field.config, env, seat, profile, params=params, steps=asked["steps"], runs_dir=folder / "runs",
             overrides=asked["overrides"],
         )
         for seat in env.seats
         if seat == (asked["at"] or seat)
     }  # fmt: skip
-    bounds = [_seat(env, seat, targets[seat], config, field, folder, asked) for seat, config in configs.items()]
-    bound = lower_bound(env, ", ".join(sorted({t.name for t in targets.values()})), asked["steps"], bounds)
+    bounds = [_seat(env, seat, profile, config, field, folder, asked) for seat, config in configs.items()]
+    bound = lower_bound(env, ", ".join(sorted({t.name for t in profile.values()})), asked["steps"], bounds)
     click.echo(msgspec.json.encode(bound).decode() if asked["as_json"] else bound_text(bound))
 
 
 def _seat(
-    env: EnvironmentSpec, seat: str, target: Entrant, config: Any, field: Field, folder: Path, asked: dict[str, Any]
-) -> Any:
+    env: EnvironmentSpec, seat: str, profile: dict[str, Entrant], config: Any, field: Field, folder: Path,
+    asked: dict[str, Any],
+) -> Any:  # fmt: skip
     from selfplay.cli.tournament_cmd import make_spec
     from selfplay.cli.view import open_view
     from selfplay.launch.best_response import hunter_name, seat_bound
@@ -61,10 +61,12 @@ def _seat(
     from selfplay.launch.tournament import new_folder, play_tournament
     from selfplay.tournament.gamelog import read_lines
 
+    others = {s: e for s, e in profile.items() if s != seat}
+    adapters = sorted({e.adapter for e in others.values() if e.adapter})
     with open_view(f"best response at {seat}", json=asked["as_json"]) as view:
-        summary = start_run(config, view, [Path(target.adapter)] if target.adapter else [])
-    hunter = summary.adapters[hunter_name(target)]
-    words = (hunter, target.adapter or target.name)
+        summary = start_run(config, view, list(map(Path, adapters)))
+    hunter = summary.adapters[hunter_name(others.values())]
+    words = tuple(dict.fromkeys(e.adapter or e.name for e in others.values()))
     wanted = {
         **asked,
         "env": env.id,
@@ -73,7 +75,10 @@ def _seat(
         "compare": "",
         "model": field.config.model,
     }
-    players, spec = make_spec(wanted, words)
+    players, spec = make_spec(wanted, (hunter, *words))
+    named = dict(zip(("", *words), (p.name for p in spec.players), strict=True))
+    seats = {seat: ""} | {s: e.adapter or e.name for s, e in others.items()}
+    spec = msgspec.structs.replace(spec, seating=tuple(named[seats[s]] for s in env.seats))
     games = new_folder(folder / f"games-{seat}".replace(" ", "-"), spec)
     asyncio.run(play_tournament(spec, games, config=players.config, say=_say, watch=lambda *_: None))
     return seat_bound(seat, spec.players[0].name, read_lines(games), hunter)

@@ -228,7 +228,8 @@ def make_spec(asked: dict[str, Any], words: tuple[str, ...]) -> tuple[Field, Tou
         raise UserError("name an environment with --env (selfplay env list shows all)")
     if len(words) < 1:
         raise UserError("name at least two players with --players, for example --players random base")
-    env = describe(asked["env"], dict(parse_override(text) for text in asked["params"]))
+    given = dict(parse_override(text) for text in asked["params"])
+    env = describe(asked["env"], given)
     field = read_field(words, model=asked["model"])
     if len(field.entrants) < 2:
         raise UserError(f"only {field.entrants[0].name} would play: name at least two players")
@@ -241,7 +242,7 @@ def make_spec(asked: dict[str, Any], words: tuple[str, ...]) -> tuple[Field, Tou
         raise ConfigError(f"--jury {asked['jury']!r} is not base or api")
     needs_model = field.needs_model or (env.needs_jury and asked["jury"] == "base")
     spec = TournamentSpec(
-        env=env.id, env_source=env.source, env_params=dict(env.parameters), seats=env.seats, players=field.entrants,
+        env=env.id, env_source=env.source, env_params=env.values(given), seats=env.seats, players=field.entrants,
         schedule=asked["schedule"], pairs=asked["pairs"], anchors=anchors,
         compare=tuple(filter(None, asked["compare"].split(","))), seed=asked["seed"],
         model=field.config.model if needs_model else "", jury=JuryConfig(agent=asked["jury"]),

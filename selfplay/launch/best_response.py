@@ -1,6 +1,6 @@
 """A best response by training: an agent that learns against one frozen player only, and what it earns from it on fresh deals.
 
-In: a player (bot, base, or checkpoint), an environment of two seats, settings of a run. Out: per seat the mean reward of the learner with
+In: who sits where (bots, base, or checkpoints), settings of a run. Out: per seat the mean reward of a learner that takes it, with
 an interval. Nobody can earn more than a best response does, so this is a *lower* bound of how exploitable the player is: a longer or
 better run can only find more.
 """
@@ -8,7 +8,7 @@ better run can only find more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from selfplay.errors import UserError
 from selfplay.registry import EnvironmentSpec
 from selfplay.tournament.gamelog import GameLine
 from selfplay.tournament.spec import Entrant
-from selfplay.types import BASE
+from selfplay.types import BASE, Scalar
 
 HUNTER = "hunter"
 
@@ -39,7 +39,7 @@ class SeatBound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LowerBound(msgspec.Struct, frozen=True, kw_only=True):
-    """Both seats together. For zero sum ``nash_conv_at_least`` is a lower bound of the player's NashConv."""
+    """All seats together. For zero sum ``nash_conv_at_least`` is a lower bound of the player's NashConv."""
 
     env: str
     target: str
@@ -53,27 +53,40 @@ def hunter_config(
     base: Config,
     env: EnvironmentSpec,
     seat: str,
-    target: Entrant,
+    profile: Mapping[str, Entrant],
     *,
+    params: Mapping[str, Scalar],
     steps: int,
     runs_dir: Path,
     overrides: Sequence[str],
 ) -> Config:
-    """The run in which ``seat`` learns and ``target`` sits at the other one. Raises `ConfigError` for a bad override."""
-    if len(env.seats) != 2:
-        raise UserError(f"{env.id} has {len(env.seats)} seats; a best response by training needs a game of two")
-    (other,) = (s for s in env.seats if s != seat)
+    """The run in which ``seat`` learns and all others are seated as ``profile`` says. Raises `ConfigError` for a bad override."""
+    others = {s: profile[s] for s in env.seats if s != seat}
+    if not others:
+        raise UserError(f"{env.id} has one seat: there is nobody to learn against")
+    _check_distinct(others.values())
     wanted = replace(
-        base, env=env.id, env_params=dict(env.parameters), name=f"best-response-{seat}".replace(" ", "-"), runs_dir=str(runs_dir),
-        seats={seat: SeatConfig(agent=hunter_name(target)), other: _frozen(target)}, agents={}, scorers={},
+        base, env=env.id, env_params=env.values(params), name=f"best-response-{seat}".replace(" ", "-"), runs_dir=str(runs_dir),
+        seats={seat: SeatConfig(agent=hunter_name(others.values()))} | {s: _frozen(e) for s, e in others.items()}, agents={}, scorers={},
         league=LeagueConfig(), eval=EvalConfig(), warm_start=WarmStartConfig(), train=replace(base.train, steps=steps),
     )  # fmt: skip
     return load_config(None, overrides, defaults=_without_none(msgspec.to_builtins(wanted)))
 
 
-def hunter_name(target: Entrant) -> str:
-    """The learner's name: never that of the player it learns against."""
-    return HUNTER if not target.adapter or Path(target.adapter).parent.name != HUNTER else f"{HUNTER}-2"
+def hunter_name(targets: Iterable[Entrant]) -> str:
+    """The learner's name: never that of a player it learns against."""
+    taken = {Path(t.adapter).parent.name for t in targets if t.adapter}
+    return next(name for k in range(1, len(taken) + 2) if (name := HUNTER if k == 1 else f"{HUNTER}-{k}") not in taken)
+
+
+def _check_distinct(targets: Iterable[Entrant]) -> None:
+    """They play in one run under the names they have."""
+    paths: dict[tuple[str, str], str] = {}
+    for path in (Path(t.adapter) for t in targets if t.adapter):
+        if paths.setdefault((path.parent.name, path.name), str(path)) != str(path):
+            raise UserError(
+                f"{path} and {paths[path.parent.name, path.name]} carry one name, {path.parent.name}@{path.name}: a run cannot seat both"
+            )
 
 
 def _frozen(target: Entrant) -> SeatConfig:

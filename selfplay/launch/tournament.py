@@ -30,7 +30,7 @@ from selfplay.process import RuntimeDir
 from selfplay.store.atomic import store_errors
 from selfplay.tournament.gamelog import GameLine, GameLog, line_of
 from selfplay.tournament.scheduler import Scheduler
-from selfplay.tournament.spec import Game, TournamentSpec, all_tables
+from selfplay.tournament.spec import Game, TournamentSpec
 
 POOL_GRACE_S = 5.0
 MAX_FAILURES = 40
@@ -249,9 +249,8 @@ def _failed_line(spec: TournamentSpec, game: Game, result: FailedResult) -> Game
 def _all_games(spec: TournamentSpec, log: GameLog) -> Sequence[Game]:
     """Every game that could have been played so far; dynamic schedules may go to any table."""
     last = max((line.pair for line in log.lines.values()), default=0)
-    names = [p.name for p in spec.players]
     most = spec.pairs if spec.schedule != "active" else max(last + 2, spec.pairs) + 1
-    return [g for t in all_tables(names, len(spec.seats)) for k in range(most) for g in spec.table_games(t, k)]
+    return [g for t in spec.tables() for k in range(most) for g in spec.table_games(t, k)]
 
 
 def new_folder(path: Path, spec: TournamentSpec) -> Path:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from selfplay.environment import Forfeit
+from selfplay.registry.parameters import with_preset
 from selfplay.types import Scalar
 
 
@@ -30,3 +33,7 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """First line of the environment's docstring."""
     rules: str
     """The whole docstring."""
+
+    def values(self, given: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Every parameter as it is with ``given``; raises `ConfigError` for a preset that does not exist."""
+        return self.parameters | with_preset(self.id, self.presets, given)

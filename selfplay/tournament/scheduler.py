@@ -13,7 +13,7 @@ from typing import Any
 from selfplay.ratings.design import build_design
 from selfplay.ratings.logit import fit
 from selfplay.tournament.gamelog import GameLine
-from selfplay.tournament.spec import Game, TournamentSpec, all_tables, units
+from selfplay.tournament.spec import Game, TournamentSpec, units
 
 Unit = tuple[tuple[str, ...], int]
 FIRST_PAIRS = 2
@@ -29,7 +29,7 @@ class Scheduler:
         self._queue: deque[Game] = deque()
         self._units = iter(units(spec)) if spec.schedule in ("round-robin", "gauntlet") else None
         self._names = [p.name for p in spec.players]
-        self._tables = all_tables(self._names, len(spec.seats))
+        self._tables = spec.tables()
         self._round = 0
         self._planned: Counter[tuple[str, ...]] = Counter()
         self._round_games: set[str] = set()
@@ -44,8 +44,7 @@ class Scheduler:
         if spec.schedule == "swiss":
             tables = len(self._names) // len(spec.seats)
             return spec.pairs * tables * len(spec.seats)
-        tables = sum(self._names[0] in t for t in self._tables) if spec.schedule == "gauntlet" else len(self._tables)
-        return spec.pairs * tables * len(spec.seats)
+        return spec.pairs * sum(len(spec.table_games(t, 0)) for t in self._tables)
 
     def next(self) -> Game | None:
         """The next game to start now; None when there is none (wait for results, or all are played)."""

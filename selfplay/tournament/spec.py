@@ -64,6 +64,8 @@ class TournamentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pairs: Annotated[int, Meta(ge=1)] = 50
     """Deals per table (set of players that meet); for swiss the number of rounds; for active the mean per table."""
     anchors: dict[str, float] = {}
+    seating: tuple[str, ...] = ()
+    """One table only, at which everybody keeps this seat (in seat order); empty: tables by schedule, each in all rotations."""
     compare: tuple[str, ...] = ()
     """For active: the two players whose difference matters; empty: the two that lead."""
     seed: int = 0
@@ -87,8 +89,16 @@ class TournamentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def table_games(self, table: Sequence[str], pair: int) -> list[Game]:
         """The games of one table on deal number ``pair``: one per rotation of the seats that differs."""
-        seatings = dict.fromkeys((*table[k:], *table[:k]) for k in range(len(self.seats)))
+        rotations = dict.fromkeys((*table[k:], *table[:k]) for k in range(len(self.seats)))
+        seatings = [self.seating] if self.seating else list(rotations)
         return [Game(id=self._game_id(s, pair), table=tuple(table), pair=pair, seating=s) for s in seatings]
+
+    def tables(self) -> list[tuple[str, ...]]:
+        """Every set of players that may meet."""
+        if self.seating:
+            return [self.seating]
+        tables = all_tables([p.name for p in self.players], len(self.seats))
+        return [t for t in tables if self.players[0].name in t] if self.schedule == "gauntlet" else tables
 
     def _game_id(self, seating: Sequence[str], pair: int) -> str:
         who = [self.entrant(name).identity for name in seating]
@@ -150,10 +160,7 @@ def all_tables(players: Sequence[str], num_seats: int) -> list[tuple[str, ...]]:
 
 def units(spec: TournamentSpec) -> Iterator[tuple[tuple[str, ...], int]]:
     """(table, pair) in the order of a fixed schedule; whole rounds first, so that a stop leaves everybody with as many games."""
-    names = [p.name for p in spec.players]
-    tables = all_tables(names, len(spec.seats))
-    if spec.schedule == "gauntlet":
-        tables = [t for t in tables if names[0] in t]
+    tables = spec.tables()
     for pair in range(spec.pairs):
         for table in tables:
             yield table, pair
