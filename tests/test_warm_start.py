@@ -46,6 +46,19 @@ def test_demonstrations_are_what_a_model_would_be_asked_and_would_say(tiny_model
     assert "History: pass, bet." in text
 
 
+def test_the_model_is_asked_as_in_play_and_learns_from_the_player_only(tiny_model: Path) -> None:
+    """With short chats no context holds two cards; against an opponent half of the moves of each seat are the player's."""
+    spec, chat = describe("tictactoe-v0", {}), HfChat(str(tiny_model))
+    options = {seat: {"history": "last"} for seat in spec.seats}
+    episodes = demonstrations(spec, {}, teacher="minimax", num=4, seed=1, chat=chat, opponent="random", options=options)
+    assert [[s.trained for s in e.match.seats] for e in episodes] == [[True, False], [False, True]] * 2
+    for episode in episodes:
+        mine = next(s.seat for s in episode.match.seats if s.trained)
+        segments = episode_segments(episode, {mine: 1.0})
+        assert len(segments) == sum(t.seat == mine for t in episode.turns)
+        assert all(chat.decode(s.ids).count("Your square:") == 1 for s in segments)
+
+
 def test_players_that_show_nothing_are_refused(tiny_model: Path) -> None:
     chat = HfChat(str(tiny_model))
     with pytest.raises(UserError, match="no model is served"):
@@ -87,6 +100,7 @@ def test_the_command_writes_a_folder_and_says_how_to_go_on(tmp_path: Path) -> No
         (["--env", KUHN, "model=tiny", "--out", "{here}/no/such"], "there is no folder"),
         (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.steps=0"], "nothing to do"),
         (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.player=randm"], "did you mean 'random'"),
+        (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.opponent=randm"], "did you mean 'random'"),
         (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.stps=3"], "did you mean 'warm_start.steps'"),
         (["model=tiny", "--out", "{here}/x"], "env is empty"),
         (["--env", "kuhn-poker-v9", "model=tiny", "--out", "{here}/x"], "did you mean 'kuhn-poker-v0'"),

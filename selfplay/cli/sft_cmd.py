@@ -59,6 +59,7 @@ def _check(config: Config) -> None:
     check_config(config)
     describe(config.env, dict(config.env_params))
     find_entry(AGENTS, config.warm_start.player)
+    find_entry(AGENTS, config.warm_start.opponent or config.warm_start.player)
     if not config.warm_start.steps:
         raise ConfigError("warm_start.steps=0: there would be nothing to do")
 

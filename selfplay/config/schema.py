@@ -162,6 +162,12 @@ class WarmStartConfig(_Section, frozen=True):
 
     steps: Annotated[Natural, Meta(description="optimizer steps on the whole base model; 0: no warm start")] = 0
     player: Annotated[str, Meta(description="agent kind whose moves are the answers")] = "random"
+    opponent: Annotated[
+        str,
+        Meta(
+            description="agent kind that it meets, from each seat in turn, and that nothing is learnt from; empty: itself"
+        ),
+    ] = ""
     episodes: Annotated[Count, Meta(description="games that it plays")] = 256
     batch: Annotated[Count, Meta(description="sequences per step")] = 64
     lr: Annotated[Positive, Meta(description="AdamW learning rate, falling to 0")] = 3e-3

@@ -72,34 +72,41 @@ class Demonstrator:
 
 def demonstrations(
     spec: EnvironmentSpec, params: Mapping[str, Scalar], *, teacher: str, num: int, seed: int,
-    chat: ChatTokenizer,
+    chat: ChatTokenizer, opponent: str = "", options: Mapping[str, Mapping[str, Scalar]] | None = None,
 ) -> list[Episode]:  # fmt: skip
-    """``num`` games in which every seat is played by ``teacher``. Raises `UserError` when it cannot play them."""
-    return asyncio.run(_games(spec, dict(params), teacher, num, seed, chat))
+    """``num`` games of ``teacher`` at every seat, or at one seat after the other against ``opponent``; trained seats are the
+    teacher's. ``options``: seat → those of the model player, as it is asked in play. Raises `UserError` when they cannot play."""
+    return asyncio.run(_games(spec, dict(params), (teacher, opponent), num, seed, chat, options or {}))
 
 
 async def _games(
-    spec: EnvironmentSpec, params: dict[str, Scalar], teacher: str, num: int, seed: int,
-    chat: ChatTokenizer,
+    spec: EnvironmentSpec, params: dict[str, Scalar], kinds: tuple[str, str], num: int, seed: int,
+    chat: ChatTokenizer, options: Mapping[str, Mapping[str, Scalar]],
 ) -> list[Episode]:  # fmt: skip
-    episodes = []
+    (teacher, opponent), episodes = kinds, []
     for index in range(num):
+        shows = (spec.seats[index % len(spec.seats)],) if opponent else spec.seats
         match = Match(
             index=index, env=spec.id, env_params=params, seed=derive_seed(seed, "demonstration", index),
-            seats=tuple(SeatAssignment(seat=s, player="llm", agent=s, trained=True) for s in spec.seats),
+            seats=tuple(
+                SeatAssignment(seat=s, player="llm", agent=s, trained=s in shows, options=dict(options.get(s, {})))
+                for s in spec.seats
+            ),
             limits=Limits(max_turns=spec.max_turns),
         )  # fmt: skip
-        episodes.append(await _game(spec, match, teacher, Dictation(chat)))
+        by = {s: teacher if s in shows else opponent for s in spec.seats}
+        episodes.append(await _game(spec, match, by, Dictation(chat)))
     if not any(turn.legal for e in episodes for turn in e.turns):
         raise UserError(f"player {teacher!r} makes no legal move in {spec.id}: set warm_start.player to one that can")
     return episodes
 
 
-async def _game(spec: EnvironmentSpec, match: Match, teacher: str, dictation: Dictation) -> Episode:
+async def _game(spec: EnvironmentSpec, match: Match, by: Mapping[str, str], dictation: Dictation) -> Episode:
+    """``by``: seat → who chooses its moves."""
     environment = make_environment(match.env, match.env_params, match.seed)
     pupils = sit_down(match, dictation, Sampling(), environment)
     scripted = msgspec.structs.replace(
-        match, seats=tuple(SeatAssignment(seat=s, player=teacher, agent=teacher) for s in spec.seats)
+        match, seats=tuple(SeatAssignment(seat=s, player=by[s], agent=by[s]) for s in spec.seats)
     )
     teachers = sit_down(scripted, None, Sampling(), environment)
     players = {s: Demonstrator(teachers[s], pupils[s], dictation) for s in spec.seats}

@@ -66,6 +66,7 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
     algorithm = load_algorithm(config.algorithm)
     if config.warm_start.steps:
         find_entry(AGENTS, config.warm_start.player)
+        find_entry(AGENTS, config.warm_start.opponent or config.warm_start.player)
     spec = describe(config.env, dict(config.env_params))
     if spec.id != config.env:
         say(f"environment {config.env} is {spec.id}")

@@ -106,15 +106,16 @@ def _learn(job: WarmStartJob) -> None:
     config, warm = job.config, job.config.warm_start
     spec = describe(config.env, dict(config.env_params))
     episodes = demonstrations(
-        spec, config.env_params, teacher=warm.player, num=warm.episodes, seed=config.seed, chat=HfChat(job.source)
-    )
+        spec, config.env_params, teacher=warm.player, num=warm.episodes, seed=config.seed, chat=HfChat(job.source),
+        opponent=warm.opponent, options={name: seat.options for name, seat in config.seats.items() if seat.player == "llm"},
+    )  # fmt: skip
     segments = [s for e in episodes for s in episode_segments(e, dict.fromkeys(spec.seats, 1.0))]
     report = fit(
         Path(job.source), Path(job.target), segments, warm, seed=config.seed,
         max_tokens=config.train.micro_batch_tokens, say=lambda text: print(text, flush=True),
     )  # fmt: skip
     record: dict[str, Scalar] = {
-        "env": spec.id, "player": warm.player, "episodes": len(episodes), "sequences": report.sequences,
+        "env": spec.id, "player": warm.player, "opponent": warm.opponent, "episodes": len(episodes), "sequences": report.sequences,
         "steps": report.steps, "first_loss": report.first_loss, "last_loss": report.last_loss, "seed": config.seed,
     }  # fmt: skip
     write_bytes(Path(job.target) / RECORD, msgspec.json.encode(record))
