@@ -14,7 +14,7 @@ import msgspec
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure: the median of ``repeats`` measurements.
+    """One figure: the median of ``repeats`` measurements, unless ``reference`` names another choice.
 
     ``ratio`` compares it with ``reference``, which was measured in the same run; both are empty for an absolute figure.
     """

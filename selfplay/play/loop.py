@@ -167,8 +167,7 @@ class _Game:
             else:
                 await _together([self._ask(d, t) for d, t in zip(decisions, tries, strict=True)])
         finally:
-            for decision, turns in zip(decisions, tries, strict=True):  # in seat order, whoever was quicker
-                self._record(decision, turns)
+            self._record(decisions, tries)
         moves = {}
         for turns in tries:
             last = turns[-1]
@@ -177,12 +176,14 @@ class _Game:
             moves[last.seat] = last.move
         return moves, None
 
-    def _record(self, decision: Decision, turns: Sequence[Turn]) -> None:
-        self._turns += turns
-        for turn in turns:
-            self._num_tokens += len(turn.prompt_ids) + len(turn.sampled_ids)
-            if self._watch is not None:
-                self._watch(decision, turn)
+    def _record(self, decisions: Sequence[Decision], tries: Sequence[Sequence[Turn]]) -> None:
+        """Keep the turns of a round in seat order, whoever was quicker."""
+        for turns in tries:
+            self._turns += turns
+        if self._watch is not None:
+            for decision, turns in zip(decisions, tries, strict=True):
+                for turn in turns:
+                    self._watch(decision, turn)
 
     async def _ask(self, decision: Decision, tries: list[Turn]) -> None:
         """Ask one seat until its move is legal, its tries are used up, or its context is full."""
@@ -192,6 +193,7 @@ class _Game:
             answer = await decide(decision)
             turn = self._turn(decision, answer, time.perf_counter() - begun)
             tries.append(turn)
+            self._num_tokens += len(answer.prompt_ids) + len(answer.sampled_ids)
             if turn.move is not None or turn.stop_reason == "context" or len(tries) > self._table.forfeit[0]:
                 return
             decision = msgspec.structs.replace(decision, complaint=turn.note)

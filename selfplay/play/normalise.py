@@ -47,11 +47,12 @@ def checked_rewards(environment: Environment, rewards: Mapping[Any, Any]) -> dic
     low, high = environment.reward_range
     out: dict[str, float] = {}
     for key, value in rewards.items():
-        seat = seat_name(key, seats, "rewards")
+        seat = key if key in seats else seat_name(key, seats, "rewards")
         if seat in out:
             raise ValueError(f"rewards name seat {seat!r} twice (keys {list(rewards)!r})")
-        out[seat] = _reward(value, f"rewards[{key!r}]", low, high)
-    if missing := [s for s in seats if s not in out]:
+        out[seat] = _reward(value, key, low, high)
+    if len(out) < len(seats):
+        missing = [s for s in seats if s not in out]
         raise ValueError(f"rewards lack {', '.join(map(repr, missing))}")
     total = sum(out.values())
     if environment.zero_sum and abs(total) > _ZERO_SUM_TOLERANCE * max(1.0, high - low):
@@ -88,17 +89,17 @@ def scalar(value: object, field: str) -> Scalar:
     raise ValueError(f"{field} is {_short(value)}, expected a bool, a 64-bit int, a finite float or text")
 
 
-def _reward(value: object, field: str, low: float, high: float) -> float:
+def _reward(value: object, key: object, low: float, high: float) -> float:
     if type(value) is not float:
         if not isinstance(value, Real) or isinstance(value, bool):
-            raise ValueError(f"{field} is {_short(value)}, expected a number")
+            raise ValueError(f"rewards[{key!r}] is {_short(value)}, expected a number")
         try:
             value = float(value)
         except OverflowError:
-            raise ValueError(f"{field} is {_short(value)}, too large for a reward") from None
+            raise ValueError(f"rewards[{key!r}] is {_short(value)}, too large for a reward") from None
     slack = _ZERO_SUM_TOLERANCE * max(1.0, abs(low), abs(high))
     if not low - slack <= value <= high + slack:  # also refuses NaN
-        raise ValueError(f"{field} is {value!r}, outside the declared range [{low:g}, {high:g}]")
+        raise ValueError(f"rewards[{key!r}] is {value!r}, outside the declared range [{low:g}, {high:g}]")
     return value + 0.0  # −0.0 becomes 0.0
 
 

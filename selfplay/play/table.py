@@ -52,19 +52,21 @@ class Table:
         inside = self._inside
         with inside:
             if moves is not None:
-                inside.seat = next(iter(moves)) if len(moves) == 1 else ""
                 self._step(moves)
-                inside.turn += 1
             inside.seat = ""
             seats = tuple(self._environment.to_move())
             self._check_movers(seats)
+            if len(seats) == 1:
+                return (self._decision(seats[0], inside.turn),)
             return tuple([self._decision(seat, inside.turn) for seat in seats])
 
     def _step(self, moves: Mapping[str, str]) -> None:
+        self._inside.seat = next(iter(moves)) if len(moves) == 1 else ""
         try:
             self._environment.step(moves)
         except IllegalMove as e:
             raise ValueError(f"step() raised IllegalMove({e}); a move is refused in parse()") from e
+        self._inside.turn += 1
 
     def _check_movers(self, seats: Sequence[str]) -> None:
         for seat in seats:
@@ -76,18 +78,16 @@ class Table:
     def _decision(self, seat: str, number: int) -> Decision:
         game = self._environment
         self._inside.seat = seat
-        if seat not in self._rules:
-            self._rules[seat] = _text(game.rules(seat), "rules")
+        if (rules := self._rules.get(seat)) is None:
+            rules = self._rules[seat] = _text(game.rules(seat), "rules")
         legal = game.legal_moves(seat)
-        if legal is not None:
-            legal = _texts(legal)
-            if not legal:
-                raise ValueError("legal_moves() is empty for a seat that is to move")
         view = _text(game.view(seat), "view")
-        suggestions = () if legal is not None else _texts(game.suggestions(seat))
-        return Decision(
-            seat=seat, round=number, rules=self._rules[seat], view=view, legal_moves=legal, suggestions=suggestions
-        )
+        if legal is None:
+            suggestions = _texts(game.suggestions(seat))
+            return Decision(seat=seat, round=number, rules=rules, view=view, legal_moves=None, suggestions=suggestions)
+        if not (moves := _texts(legal)):
+            raise ValueError("legal_moves() is empty for a seat that is to move")
+        return Decision(seat=seat, round=number, rules=rules, view=view, legal_moves=moves)
 
     def look_again(self) -> tuple[Decision, ...]:
         """The decisions of the open round once more, as the game tells them now."""

@@ -90,7 +90,7 @@ def make_environment(
     try:
         with isolation or Isolation(derive_seed(seed, "construction"), numpy=loaded.kind.global_random):
             environment = loaded.kind(random.Random(seed), **values)
-            environment.seats = tuple(str(s) for s in environment.seats)
+            environment.seats = tuple(map(str, environment.seats))
     except ConfigError as e:
         raise ConfigError(f"{env_id}: {e}") from None
     except SelfplayError:

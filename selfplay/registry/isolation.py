@@ -27,7 +27,7 @@ _global: Final[Any] = random._inst
 
 
 class _Counter(io.TextIOBase):
-    """A text stream that keeps only how much was written to it."""
+    """A text stream that keeps only how much was written to it, and that nobody can close: all episodes share one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,11 @@ class _Counter(io.TextIOBase):
         self.num_chars += len(text)
         return len(text)
 
+    def close(self) -> None:
+        """Stays open."""
 
+
+_sink: Final = _Counter()
 _Generator: Final[Any] = random.Random.__base__
 """The generator without Python's layer over it, which triples the time to make one."""
 
@@ -105,40 +109,42 @@ class Isolation:
     """
 
     def __init__(self, seed: int, *, numpy: bool = False) -> None:
-        self._begun, self._numpy = derive_seed(seed, "global random"), NumpyState(seed) if numpy else None
-        self._own: Any = self._generator()
-        self._own_state = _state_of(self._own)
-        self._own_head = self._own_state[:_HEAD_BYTES].tobytes()
+        self._seed, self._numpy = seed, NumpyState(seed) if numpy else None
+        self._own: Any = None
+        """The episode's state, in the way of this interpreter; None until it is first entered."""
+        self._own_head = b""
         self._own_gauss: Any = None
         self._outer: Any = None
         self._outer_head = b""
         self._outer_gauss: Any = None
-        self._printed = _Counter()
         self._stdout: Any = None
-
-    @property
-    def num_printed_chars(self) -> int:
+        self._num_sunk = 0
+        self.num_printed_chars = 0
         """How many characters the environment printed so far."""
-        return self._printed.num_chars
 
     def random_was_used(self) -> bool:
         """Whether something drew from, or seeded, the generator behind ``random.random()`` inside this isolation."""
-        return bool(self._own.getstate() != self._generator().getstate())
-
-    def _generator(self) -> Any:
-        """A generator as the episode finds it at its start."""
-        return random.Random(self._begun) if _global_state is None else _Generator(self._begun)
+        fresh = random.Random(self._seed)
+        untouched = fresh.getstate() if _global_state is None else bytes(_state_of(fresh))
+        return self._own is not None and bool(self._own != untouched)
 
     def __enter__(self) -> None:
         if _global_state is None or _global_head is None:
             self._outer = _global.getstate()
-            _global.setstate(self._own.getstate())
+            if self._own is None:
+                _global.seed(self._seed)
+            else:
+                _global.setstate(self._own)
         else:
             if (head := _global_head.tobytes()) != self._outer_head:
                 self._outer, self._outer_head = bytes(_global_state), head
-            _global_state[:] = self._own_state
             self._outer_gauss, _global.gauss_next = _global.gauss_next, self._own_gauss
-        self._stdout, sys.stdout = sys.stdout, self._printed
+            if self._own is None:
+                _Generator.seed(_global, self._seed)
+            else:
+                _global_state[:] = self._own
+        self._stdout, sys.stdout = sys.stdout, _sink
+        self._num_sunk = _sink.num_chars
         if self._numpy is not None:
             self._numpy.enter()
 
@@ -146,14 +152,15 @@ class Isolation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         sys.stdout = self._stdout
+        self.num_printed_chars += _sink.num_chars - self._num_sunk
         if self._numpy is not None:
             self._numpy.leave()
         if _global_state is None or _global_head is None:
-            self._own.setstate(_global.getstate())
+            self._own = _global.getstate()
             _global.setstate(self._outer)
         else:
             if (head := _global_head.tobytes()) != self._own_head:
-                self._own_state[:], self._own_head = _global_state, head
+                self._own, self._own_head = bytes(_global_state), head
             _global_state[:] = self._outer
             self._own_gauss, _global.gauss_next = _global.gauss_next, self._outer_gauss
         if error is not None:
