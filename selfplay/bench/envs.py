@@ -31,7 +31,7 @@ def run(quick: bool = False) -> list[Row]:
         warnings.simplefilter("ignore")  # the libraries' own
         rows = _native(num_games, repeats)
         for env_id in LIBRARIES:
-            rows.append(_adapted(env_id, num_games // 10, repeats))
+            rows.append(_adapted(env_id, num_games // 10, max(2, repeats // 4)))
     return rows
 
 
