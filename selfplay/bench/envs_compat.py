@@ -1,7 +1,8 @@
 """Which games of other libraries pass ``selfplay env check``: a table, one row per game, and the counts.
 
-In: every game of PettingZoo classic, OpenSpiel and TextArena (one per family). Out: rows with 1 (passes) or 0, the reference
-column saying what was found. A full run checks some two hundred games and takes about half an hour.
+In: every game of PettingZoo classic, OpenSpiel and TextArena (one per family), and environments written for verifiers, also
+beside the library's own rollouts. Out: rows with 1 (passes) or 0, the reference column saying what was found. A full run
+checks some two hundred games and takes about half an hour.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 
+from selfplay.bench import verifiers_compat
 from selfplay.bench.report import Row
 from selfplay.check import check_environment
 from selfplay.errors import MissingExtraError, UserError
@@ -30,9 +32,10 @@ def run(quick: bool = False) -> list[Row]:
         passed, found = _checked(env_id)
         print(f"{'pass' if passed else 'FAIL'}  {env_id}  {found}", file=sys.stderr, flush=True)
         rows.append(Row(name=env_id, value=float(passed), unit="passes", reference=found))
+    rows += verifiers_compat.run(3 if quick else NUM_GAMES)
     totals = []
-    for scheme in SCHEMES:
-        mine = [r.value for r in rows if r.name.startswith(f"{scheme}:")]
+    for scheme in (*SCHEMES, "verifiers"):
+        mine = [r.value for r in rows if r.name.partition(":")[0] == scheme]
         totals.append(Row(name=f"{scheme}_passing", value=sum(mine), unit="games", reference=f"of {len(mine)} checked"))
     return [*totals, *rows]
 

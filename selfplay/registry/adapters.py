@@ -46,6 +46,9 @@ def load_adapter(scheme: str) -> Adapter:
 
 
 def adapted_source(adapter: Adapter, kind: type[Environment]) -> str:
-    """``distribution version hash`` of an adapted game."""
-    version = metadata.version(adapter.distribution)
-    return f"{adapter.distribution} {version} {library_hash(adapter.distribution, kind)}"
+    """``distribution version hash`` of an adapted game.
+
+    The distribution is the library's, or the ``distribution`` that the class names when others write games for the library.
+    """
+    owner = str(getattr(kind, "distribution", adapter.distribution))
+    return f"{owner} {metadata.version(owner)} {library_hash(sorted({owner, adapter.distribution}), kind)}"

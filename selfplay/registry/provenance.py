@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -34,14 +34,16 @@ def content_hash(kind: type[Environment]) -> str:
     return _digest({name: path.read_bytes() for name, path in files.items()})
 
 
-def library_hash(distribution: str, adapter: type[Environment]) -> str:
-    """As `content_hash`, for a game of ``distribution`` seen through the module of ``adapter``."""
-    record = next((f for f in metadata.files(distribution) or () if f.name == "RECORD"), None)
-    parts = {"version": metadata.version(distribution).encode(), "adapter": content_hash(adapter).encode()}
-    if record is not None:
-        # Compiled files come and go without the library having changed.
-        lines = [line for line in str(record.read_text()).splitlines() if ".pyc" not in line]
-        parts["record"] = "\n".join(sorted(lines)).encode()
+def library_hash(distributions: Sequence[str], adapter: type[Environment]) -> str:
+    """As `content_hash`, for a game of ``distributions`` seen through the module of ``adapter``."""
+    parts = {"adapter": content_hash(adapter).encode()}
+    for name in distributions:
+        parts[f"version {name}"] = metadata.version(name).encode()
+        record = next((f for f in metadata.files(name) or () if f.name == "RECORD"), None)
+        if record is not None:
+            # Compiled files come and go without the library having changed.
+            lines = [line for line in str(record.read_text()).splitlines() if ".pyc" not in line]
+            parts[f"record {name}"] = "\n".join(sorted(lines)).encode()
     return _digest(parts)
 
 

@@ -16,7 +16,7 @@ from selfplay.types import Scalar
 EXTRA = "envs"
 
 
-def library(module: str, feature: str, distribution: str = "") -> ModuleType:
+def library(module: str, feature: str, distribution: str = "", extra: str = EXTRA) -> ModuleType:
     """Import a library, or raise `MissingExtraError` that says how to get it."""
     try:
         with warnings.catch_warnings():
@@ -25,7 +25,7 @@ def library(module: str, feature: str, distribution: str = "") -> ModuleType:
     except ModuleNotFoundError as e:
         if e.name is None or e.name.partition(".")[0] != module.partition(".")[0]:
             raise
-        raise MissingExtraError(feature, EXTRA, distribution or module) from e
+        raise MissingExtraError(feature, extra, distribution or module) from e
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownNameError:
