@@ -68,7 +68,8 @@ def test_what_it_raises_is_raised_at_the_answer_and_ends_no_other(error: BaseExc
     with pytest.raises((KeyError, RuntimeError), match=r"bad card 53|SystemExit"):
         talk.answer("x")
     talk.close()
-    assert Conversation(_two_questions).question == "first"
+    with contextlib.closing(Conversation[str, str](_two_questions)) as other:
+        assert other.question == "first"
 
 
 def test_closing_in_the_middle_lets_it_clean_up() -> None:

@@ -57,13 +57,14 @@ class Conversation(Generic[Q, R]):
         self._answer = self.question = None
 
     async def _until_done(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             self.result = await self._run(self._ask)
         except (SystemExit, KeyboardInterrupt) as e:  # these would end the loop, and with it everybody's conversations
             raise RuntimeError(f"the conversation raised {type(e).__name__}: {e}") from e
         finally:
             # On the loop, behind all that ending it may still have put there.
-            asyncio.get_running_loop().call_soon(self._events.put, "over")
+            loop.call_soon_threadsafe(self._events.put, "over")
 
     async def _ask(self, question: Q) -> str:
         self.question, self._answer = question, asyncio.get_running_loop().create_future()
