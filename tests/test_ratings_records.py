@@ -11,6 +11,7 @@ import pytest
 from selfplay.bench import ratings as bench
 from selfplay.ratings import RatedGame, RatingTable, rate
 from selfplay.ratings.games import places_of
+from selfplay.tournament.words import elo_text, interval_text, seat_texts
 
 
 def pairs(a: str, b: str, results: Sequence[tuple[int, int]], start: int = 0) -> list[RatedGame]:
@@ -117,6 +118,32 @@ def test_who_won_everything_has_no_upper_bound() -> None:
     assert table.of("b").flags == ()
     assert table.players[0].player == "a"
     assert finite(table)
+
+
+def test_who_never_lost_and_drew_has_no_upper_bound_either() -> None:
+    table = rate(pairs("a", "b", [WIN] * 20 + [DRAW] * 5))
+    assert table.of("a").flags == ("never lost: no upper bound",)
+    assert table.of("b").flags == ("never won: no lower bound",)
+    assert any("never lost, or never won" in r for r in table.remarks)
+    assert interval_text(table.of("a")).endswith("+∞")
+    assert interval_text(table.of("b")).startswith("-∞")
+    assert finite(table)
+
+
+def test_figures_as_text() -> None:
+    assert [elo_text(x) for x in (None, -0.3, 0.4, -12.6)] == ["–", "+0", "+0", "-13"]
+    table = rate(pairs("a", "b", [WIN] * 30 + [LOSS] * 10), anchors={"b": 0.0})
+    assert interval_text(table.of("b")) == "anchor"
+    assert len(seat_texts(table)) == 1
+    assert seat_texts(table)[0].startswith("+0 Elo (")
+    assert seat_texts(rate(pairs("a", "b", [WIN, LOSS]))) == ["not known from these games"]
+
+
+def test_a_seat_that_never_mattered_has_an_interval_all_the_same() -> None:
+    table = rate(pairs("a", "b", [WIN, WIN, LOSS] * 10))
+    (low, _), (high, _) = table.seat_low, table.seat_high
+    assert low < -20 < 20 < high
+    assert table.of("a").flags == ()
 
 
 def test_players_that_kept_their_seats() -> None:

@@ -25,6 +25,7 @@ from selfplay.tournament.gamelog import read_episode, read_lines
 from selfplay.types import Episode, Match, SeatAssignment, Turn
 
 KUHN = ("--env", "kuhn-poker-v0")
+TWO = ("tournament", *KUHN, "--players", "random", "equilibrium")
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -124,6 +125,14 @@ def test_a_match_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (("tournament", *KUHN, "--players", "random", "runs/none"), "is no folder"),
         (("tournament", *KUHN, "--players", "random", "equilibrium", "--anchor", "x"), "PLAYER=ELO"),
         (("tournament", *KUHN, "--players", "random", "equilibrium", "--anchor", "x=1"), "does not play"),
+        (("tournament", *KUHN, "--players", "random", "equilibrium", "--anchor", "random=nan"), "at most 100,000"),
+        (("tournament", *KUHN, "--players", "random", "equilibrium", "--anchor", "random=-inf"), "at most 100,000"),
+        ((*TWO, "--anchor", "random=1", "--anchor", "random=2"), "two values, 1 and 2"),
+        ((*TWO, "--compare", "random,equilibrium"), "is for --schedule active"),
+        ((*TWO, "--compare", "random", "--schedule", "active"), "name two players"),
+        ((*TWO, "--compare", "random,random", "--schedule", "active"), "name two players"),
+        ((*TWO, "--compare", "random,x", "--schedule", "active"), "does not play"),
+        ((*TWO, "--pairs", "0"), "--pairs"),
         (("tournament", *KUHN, "--players", "random", "equilibrium", "--budget-time", "-3"), "write seconds"),
         (("tournament", *KUHN, "--players", "random", "equilibrium:alpha=7"), "between 0 and 1/3"),
         (("tournament", "--env", "kuhn-pokr", "--players", "random", "equilibrium"), "kuhn-poker"),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from selfplay.launch.entrants import Field
     from selfplay.tournament.spec import TournamentSpec
 
+MAX_ELO = 100_000
 SCHEDULES = ("round-robin", "gauntlet", "swiss", "active")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")
@@ -234,8 +235,8 @@ def make_spec(asked: dict[str, Any], words: tuple[str, ...]) -> tuple[Field, Tou
     if len(field.entrants) < 2:
         raise UserError(f"only {field.entrants[0].name} would play: name at least two players")
     names = [e.name for e in field.entrants]
-    anchors = _anchors(asked["anchors"])
-    for name in (*anchors, *filter(None, asked["compare"].split(","))):
+    anchors, compare = _anchors(asked["anchors"]), _compare(asked["compare"], asked["schedule"])
+    for name in (*anchors, *compare):
         if name not in names:
             raise UserError(f"{name!r} does not play; the players are {', '.join(names)}")
     if env.needs_jury and asked["jury"] not in ("base", "api"):
@@ -244,7 +245,7 @@ def make_spec(asked: dict[str, Any], words: tuple[str, ...]) -> tuple[Field, Tou
     spec = TournamentSpec(
         env=env.id, env_source=env.source, env_params=env.values(given), seats=env.seats, players=field.entrants,
         schedule=asked["schedule"], pairs=asked["pairs"], anchors=anchors,
-        compare=tuple(filter(None, asked["compare"].split(","))), seed=asked["seed"],
+        compare=compare, seed=asked["seed"],
         model=field.config.model if needs_model else "", jury=JuryConfig(agent=asked["jury"]),
         temperature=asked["temperature"], max_move_tokens=env.max_move_tokens, limits=Limits(max_turns=env.max_turns),
         concurrency=asked["concurrency"], budget_tokens=asked.get("budget_tokens", 0),
@@ -308,16 +309,30 @@ def play_and_show(what: tuple[TournamentSpec, Field], folder: Path, as_json: boo
 
 
 def _anchors(words: tuple[str, ...]) -> dict[str, float]:
-    out = {}
+    out: dict[str, float] = {}
     for word in words:
         name, _, value = word.rpartition("=")
         try:
-            out[name] = float(value)
+            elo = float(value)
         except ValueError:
             name = ""
-        if not name:
-            raise ConfigError(f"--anchor {word!r}: write PLAYER=ELO, for example random=0")
+        if not name or not abs(elo) <= MAX_ELO:
+            raise ConfigError(
+                f"--anchor {word!r}: write PLAYER=ELO, for example random=0; Elo is at most {MAX_ELO:,} either way"
+            )
+        if out.setdefault(name, elo) != elo:
+            raise ConfigError(f"--anchor: {name} is given two values, {out[name]:g} and {elo:g}")
     return out
+
+
+def _compare(text: str, schedule: str) -> tuple[str, ...]:
+    """The two players whose difference matters, or nobody."""
+    names = tuple(filter(None, (part.strip() for part in text.split(","))))
+    if names and schedule != "active":
+        raise ConfigError(f"--compare {text!r} is for --schedule active; {schedule} plays everybody alike")
+    if text and len(set(names)) != 2:
+        raise ConfigError(f"--compare {text!r}: name two players, A,B")
+    return names
 
 
 def _numbers(option: str, text: str) -> tuple[float, float]:

@@ -12,10 +12,9 @@ import msgspec
 
 if TYPE_CHECKING:
     from selfplay.launch.tournament import Played
-    from selfplay.ratings import PlayerRating
     from selfplay.tournament.gamelog import GameLine
     from selfplay.tournament.spec import TournamentSpec
-    from selfplay.tournament.standings import MeanReward, Standings
+    from selfplay.tournament.standings import Standings
 
 EVERY_S = 0.5
 PLAIN_WIDTH = 130
@@ -64,6 +63,7 @@ def _table(spec: TournamentSpec, result: Standings) -> object:
     from rich.table import Table
     from rich.text import Text
 
+    from selfplay.tournament.words import elo_text, interval_text, rank_text, reward_text
     from selfplay.wire.text import safe_text
 
     table = Table(
@@ -75,40 +75,16 @@ def _table(spec: TournamentSpec, result: Standings) -> object:
     for row in result.ratings.players:
         conduct = result.conduct[row.player]
         table.add_row(
-            rank_text(row), Text(safe_text(row.player)), _elo(row.elo), interval_text(row), str(row.games),
-            "–" if row.score is None else f"{row.score:.3f}", reward_text(result.rewards[row.player]), _elo(without[row.player].elo),
+            rank_text(row), Text(safe_text(row.player)), elo_text(row.elo), interval_text(row), str(row.games),
+            "–" if row.score is None else f"{row.score:.3f}", reward_text(result.rewards[row.player]), elo_text(without[row.player].elo),
             f"{conduct.illegal_share:.1%}", Text("; ".join(row.flags)),
         )  # fmt: skip
     return table
 
 
-def rank_text(row: PlayerRating) -> str:
-    """``2`` or ``1–3``: the ranks that the games leave open; a dash without games."""
-    if not row.games:
-        return "–"
-    return str(row.rank_low) if row.rank_low == row.rank_high else f"{row.rank_low}–{row.rank_high}"
-
-
-def interval_text(row: PlayerRating) -> str:
-    """``-12 … +30``; an open end where the record has none."""
-    if row.low is None or row.high is None:
-        return "–"
-    low = "-∞" if any("no lower bound" in f for f in row.flags) else f"{row.low:+.0f}"
-    high = "+∞" if any("no upper bound" in f for f in row.flags) else f"{row.high:+.0f}"
-    return f"{low} … {high}"
-
-
-def reward_text(reward: MeanReward) -> str:
-    """``+0.12 ± 0.05``."""
-    return f"{reward.mean:+.2f}" + ("" if reward.half is None else f" ± {reward.half:.2f}")
-
-
-def _elo(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.0f}"
-
-
 def _below(result: Standings, folder: Path | None, played: Played | None) -> list[str]:
     from selfplay.tournament.report import verdict
+    from selfplay.tournament.words import seat_texts
 
     ratings = result.ratings
     lines = [
@@ -116,9 +92,7 @@ def _below(result: Standings, folder: Path | None, played: Played | None) -> lis
         f"Elo: {ratings.reference}; ratings of {ratings.num_clusters} pairs, draws {ratings.draw_share:.0%}",
     ]
     if len(ratings.seat_effects) == 2:
-        lines.append(
-            f"first seat: {ratings.seat_effects[0]:+.0f} Elo ({ratings.seat_low[0]:+.0f} … {ratings.seat_high[0]:+.0f})"
-        )
+        lines.append(f"first seat: {seat_texts(ratings)[0]}")
     if result.cyclic_share is not None:
         lines.append(f"cyclic share of the head-to-head record: {result.cyclic_share:.0%}")
     lines += [f"note: {r}" for r in ratings.remarks]

@@ -149,7 +149,7 @@ def _distinct(entrants: list[Entrant]) -> list[Entrant]:
         out.append(e)
     for e in out:
         if sum(other.name == e.name for other in out) > 1:
-            raise ConfigError(f"player {e.name} was named twice")
+            raise ConfigError(f"player {e.adapter or e.name} was named twice")
     return out
 
 

@@ -61,10 +61,11 @@ def fit(design: Design, weights: Any = None, start: Any = None) -> Fit:
     covariance, degenerate = bread, False
     if settled and num_clusters > 1 and num:
         covariance = _sandwich(design, problem.probabilities(found), bread)
-        columns = [c for c in design.columns.player_column if c is not None]
-        empty = [c for c in columns if covariance[c, c] < 1e-9 * bread[c, c]]
-        if degenerate := bool(empty):
+        empty = {c for c in range(num) if covariance[c, c] < 1e-9 * bread[c, c]}
+        if degenerate := any(c in empty for c in design.columns.player_column):
             covariance = bread
+        else:  # nothing about a seat or a tie varied, which does not make it certain
+            covariance[sorted(empty), sorted(empty)] = np.diag(bread)[sorted(empty)]
     return Fit(found, covariance, max(1.0, num_clusters - 1.0), not settled, free, degenerate, confounded)
 
 

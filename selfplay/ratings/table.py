@@ -253,6 +253,10 @@ def _flags(player: str, scale: _Scale, mine: Mapping[Finish, int], groups: Seque
             flags.append("won every game: no upper bound")
         elif len(decided) == len(mine) and all(p == max(places) for p, places in decided):
             flags.append("lost every game: no lower bound")
+        elif sum(map(len, groups)) == 2 and decided:  # where others draw and lose, a draw does bound who drew it
+            ahead = {places[players.index(player)] == min(places) for players, places in mine if len(set(places)) > 1}
+            flags += ["never lost: no upper bound"] if ahead == {True} else []
+            flags += ["never won: no lower bound"] if ahead == {False} else []
     if len(groups) > 1 and player not in groups[0]:
         flags.append("never met the main group")
     return tuple(flags)
@@ -332,5 +336,5 @@ def _separation(games: Sequence[RatedGame], found: Fit, scale: _Scale) -> str:
         what = "the same seat won every game, whoever sat there"
     else:
         columns = [c for c in scale.columns.player_column if c in found.free]
-        what = "some players won or lost every game" if columns else "a seat or a tie never failed to decide"
+        what = "some players never lost, or never won" if columns else "a seat or a tie never failed to decide"
     return f"{what}: strengths have no finite estimate; shown under a weak prior, intervals by the model"

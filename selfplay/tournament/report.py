@@ -15,6 +15,7 @@ from selfplay.tournament import svg
 from selfplay.tournament.gamelog import GameLine
 from selfplay.tournament.spec import TournamentSpec
 from selfplay.tournament.standings import Standings
+from selfplay.tournament.words import elo_text, interval_text, rank_text, reward_text, seat_texts
 from selfplay.types import Episode
 
 TRANSCRIPTS = 12
@@ -134,7 +135,7 @@ def _by_reward(leader: str, result: Standings) -> str:
 
 def _forest(result: Standings) -> str:
     bars = [
-        svg.Bar(r.player, r.elo, r.low, r.high, f"{r.elo:+.0f}")
+        svg.Bar(r.player, r.elo, r.low, r.high, elo_text(r.elo))
         for r in result.ratings.players
         if r.elo is not None and r.low is not None and r.high is not None
     ]
@@ -142,7 +143,7 @@ def _forest(result: Standings) -> str:
 
 
 def _table(result: Standings) -> str:
-    head = (
+    head = [
         "rank",
         "player",
         "Elo",
@@ -153,10 +154,12 @@ def _table(result: Standings) -> str:
         "without forfeits",
         "illegal",
         "remarks",
-    )
+    ]
+    if not any(r.flags for r in result.ratings.players):
+        head.remove("remarks")
     cells = "".join(f'<th class="{_side(h)}">{h}</th>' for h in head)
     without = {p.player: p for p in result.without_forfeits.players}
-    rows = "".join(_row(r, without[r.player], result) for r in result.ratings.players)
+    rows = "".join(_row(head, r, without[r.player], result) for r in result.ratings.players)
     told = f'<p class="soft">Elo: {escape(result.ratings.reference)}. Ranks are those that the games leave open.</p>'
     return f'<div class="scroll"><table><tr>{cells}</tr>{rows}</table></div>{told}'
 
@@ -165,25 +168,14 @@ def _side(name: str) -> str:
     return "l" if name in ("player", "remarks") else ""
 
 
-def _row(row: PlayerRating, without: PlayerRating, result: Standings) -> str:
-    reward, conduct = result.rewards[row.player], result.conduct[row.player]
-    ranks = f"{row.rank_low}" if row.rank_low == row.rank_high else f"{row.rank_low}–{row.rank_high}"
+def _row(head: Sequence[str], row: PlayerRating, without: PlayerRating, result: Standings) -> str:
     values = (
-        ranks if row.games else "–", row.player, _signed(row.elo),
-        "–" if row.low is None or row.high is None else f"{row.low:+.0f} … {row.high:+.0f}", str(row.games),
-        "–" if row.score is None else f"{row.score:.3f}",
-        f"{reward.mean:+.3f}" + ("" if reward.half is None else f" ± {reward.half:.3f}"), _signed(without.elo),
-        f"{conduct.illegal_share:.1%}", "; ".join(row.flags),
+        rank_text(row), row.player, elo_text(row.elo), interval_text(row), str(row.games),
+        "–" if row.score is None else f"{row.score:.3f}", reward_text(result.rewards[row.player], 3), elo_text(without.elo),
+        f"{result.conduct[row.player].illegal_share:.1%}", "; ".join(row.flags),
     )  # fmt: skip
-    return (
-        "<tr>"
-        + "".join(f'<td class="{"l" if i in (1, 9) else ""}">{escape(v)}</td>' for i, v in enumerate(values))
-        + "</tr>"
-    )
-
-
-def _signed(value: float | None) -> str:
-    return "–" if value is None else f"{value:+.0f}"
+    cells = "".join(f'<td class="{_side(h)}">{escape(v)}</td>' for h, v in zip(head, values, strict=False))
+    return f"<tr>{cells}</tr>"
 
 
 def _training(spec: TournamentSpec, result: Standings) -> str:
@@ -203,24 +195,27 @@ def _payoffs(result: Standings) -> str:
     words = ['<p class="soft">Mean score of the row against the column: 1 wins all, 0 loses all.']
     if result.cyclic_share is not None:
         words.append(f" {result.cyclic_share:.0%} of the record is cyclic: no rating can explain it.")
-    if result.nash:
-        best = sorted(result.nash.items(), key=lambda kv: -kv[1])[:3]
-        words.append(" Nash averaging: " + ", ".join(f"{escape(n)} {w:.2f}" for n, w in best if w > 0.005) + ".")
+    words += [f" {name}: {_leaders(found)}." for name, found in _shares_of_play(result) if found]
     return f'<div class="scroll">{svg.heat_map(names, scores)}</div>{"".join(words)}</p>'
+
+
+def _shares_of_play(result: Standings) -> tuple[tuple[str, dict[str, float]], ...]:
+    return ("Nash averaging", result.nash), ("α-rank", result.alpha_rank)
+
+
+def _leaders(shares: dict[str, float]) -> str:
+    best = sorted(shares.items(), key=lambda kv: -kv[1])[:3]
+    return ", ".join(f"{escape(n)} {w:.2f}" for n, w in best if w > 0.005)
 
 
 def _seats(result: Standings) -> str:
     rows = [(seat, score, f"{score:.3f}") for seat, score in result.seat_scores.items()]
-    effect = result.ratings.seat_effects
-    told = ""
-    if len(effect) > 1:
-        worth = ", ".join(
-            f"{seat} {e:+.0f} Elo ({a:+.0f} … {b:+.0f})"
-            for seat, e, a, b in zip(
-                result.seat_scores, effect, result.ratings.seat_low, result.ratings.seat_high, strict=False
-            )
-        )
-        told = f'<p class="soft">Mean score of whoever sits there. Against the last seat, between equals: {escape(worth)}.</p>'
+    worth = ", ".join(f"{s} {t}" for s, t in zip(result.seat_scores, seat_texts(result.ratings), strict=False))
+    told = (
+        f'<p class="soft">Mean score of whoever sits there. Against the last seat, between equals: {escape(worth)}.</p>'
+        if worth
+        else ""
+    )
     return svg.shares(rows) + told if rows else ""
 
 
@@ -230,8 +225,8 @@ def _illegal(result: Standings) -> str:
         for player, c in sorted(result.conduct.items(), key=lambda kv: -kv[1].illegal_share)
         if c.answers
     ]
-    told = "".join(f" {escape(p)} forfeited {c.forfeited} games." for p, c in result.conduct.items() if c.forfeited)
-    return svg.shares(rows) + (f'<p class="soft">{told}</p>' if told else "")
+    told = ", ".join(f"{escape(p)} {c.forfeited}" for p, c in result.conduct.items() if c.forfeited)
+    return svg.shares(rows) + (f'<p class="soft">Games forfeited: {told}.</p>' if told else "")
 
 
 def _losses(worst: Sequence[tuple[str, GameLine]], read_episode: ReadEpisode | None) -> str:

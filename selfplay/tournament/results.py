@@ -36,9 +36,7 @@ def read_tournament(folder: Path, others: Sequence[Path] = (), anchors: Mapping[
     for other in others:
         more = TournamentSpec.load(other)
         if (more.env, more.env_params, more.seats) != (spec.env, spec.env_params, spec.seats):
-            raise UserError(
-                f"{other} is of {more.env} {more.env_params or ''}, {folder} of {spec.env} {spec.env_params or ''}"
-            )
+            raise UserError(f"{other} and {folder} are not of one game: {_game(more)}, and {_game(spec)}")
         for player in more.players:
             _merge_player(players, player, other)
         lines |= {line.game: line for line in read_lines(other)}
@@ -49,6 +47,11 @@ def read_tournament(folder: Path, others: Sequence[Path] = (), anchors: Mapping[
     if missing := [a for a in chosen if a not in players]:
         raise UserError(f"{missing[0]!r} does not play; the players are {', '.join(players)}")
     return Found(spec=spec, lines=tuple(lines[g] for g in sorted(lines)), anchors=chosen)
+
+
+def _game(spec: TournamentSpec) -> str:
+    params = ", ".join(f"{k}={v}" for k, v in sorted(spec.env_params.items()))
+    return f"{spec.env} ({params})" if params else spec.env
 
 
 def _merge_player(players: dict[str, Entrant], player: Entrant, other: Path) -> None:

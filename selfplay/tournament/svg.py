@@ -82,7 +82,7 @@ def heat_map(names: Sequence[str], values: Sequence[Sequence[float | None]]) -> 
     """Scores 0..1 of row against column."""
     size = max(34, min(64, (WIDTH - LABEL) // max(1, len(names))))
     top, height = 76, 76 + size * len(names) + 6
-    width = max(WIDTH, LABEL + size * len(names) + 40)
+    width = max(WIDTH, LABEL + size * len(names) + 70)
     parts = []
     for j, name in enumerate(names):
         cx = LABEL + size * j + size / 2
