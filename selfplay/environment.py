@@ -83,6 +83,10 @@ class Environment(ABC):
     global_random: bool = False
     """Declared by a game that cannot but draw from the module-level generators. Each episode has its own state of them."""
 
+    concurrent: bool = True
+    """False for a game of which a process can hold only one at a time (one connection, one state of a C library): each
+    worker then plays its games one after the other, whatever ``rollout.concurrency`` says."""
+
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
 

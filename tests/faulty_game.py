@@ -16,10 +16,16 @@ class Faulty(Environment):
 
     seats = ("a", "b")
     shared: ClassVar[list] = []
+    at_the_table: ClassVar[list] = []
 
     def __init__(self, rng, kind: str = ""):
         super().__init__(rng)
         self.n, self.kind, self.coin, self.junk = 0, kind, rng.random(), ""
+        self.concurrent = kind != "alone"
+        if kind == "alone":
+            if self.at_the_table:
+                raise RuntimeError("the one table of this process is taken")
+            self.at_the_table.append(self)
 
     def to_move(self):
         if self.kind == "simultaneous-leak":
@@ -103,6 +109,8 @@ class Faulty(Environment):
         self.shared.append(1)
 
     def close(self):
+        if self in self.at_the_table:
+            self.at_the_table.remove(self)
         if self.kind == "close":
             raise OSError("cannot close")
 

@@ -7,6 +7,7 @@ import sys
 import types
 import warnings
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -109,6 +110,7 @@ class Elimination(AECEnv[str, Any, Any]):
     """Three agents; on the first move agent_2 is thrown out and pays 1; the others play two more turns each."""
 
     metadata = {"name": "elimination_v0"}  # noqa: RUF012
+    order: Sequence[str] = ("agent_0", "agent_1", "agent_0", "agent_1", "agent_0")
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,14 +146,23 @@ class Elimination(AECEnv[str, Any, Any]):
         if self.num == 4:
             self.terminations.update(agent_0=True, agent_1=True)
             self.rewards.update(agent_0=-2.0, agent_1=2.0)
-        self.agent_selection = "agent_1" if self.agent_selection == "agent_0" else "agent_0"
+        self.agent_selection = self.order[self.num]
         self._accumulate_rewards()
         self._deads_step_first()
 
 
-def test_an_eliminated_agent_is_never_asked_and_keeps_its_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+class NoCycle(Elimination):
+    """The same in an order that is no cycle, with the elimination in the middle of a turn of two moves."""
+
+    order = ("agent_0", "agent_0", "agent_1", "agent_0", "agent_1")
+
+
+@pytest.mark.parametrize("kind", [Elimination, NoCycle])
+def test_an_eliminated_agent_is_never_asked_and_keeps_its_reward(
+    kind: type[Elimination], monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = types.ModuleType("pettingzoo.classic.elimination_v0")
-    module.env = Elimination  # type: ignore[attr-defined]
+    module.env = kind  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(
         "selfplay_envs.adapters.pettingzoo._games_of", lambda family: ["elimination_v0"] if family == "classic" else []
@@ -161,7 +172,7 @@ def test_an_eliminated_agent_is_never_asked_and_keeps_its_reward(monkeypatch: py
     while movers := game.to_move():
         asked += movers
         game.step(dict.fromkeys(movers, "1"))
-    assert asked == ["agent_0", "agent_1", "agent_0", "agent_1"]
+    assert tuple(asked) == kind.order[:4]
     assert game.outcome().rewards == {"agent_0": -1.0, "agent_1": 2.0, "agent_2": -1.0}
     assert game.outcome().winners == ("agent_1",)
 

@@ -76,6 +76,12 @@ def test_a_fault_is_found(kind: str, check: str, text: str) -> None:
         assert f"-p 'kind=\"{kind}\"' --players random --seed {found.findings[0].seed}" in found.findings[0].reproduce
 
 
+def test_a_game_that_is_played_one_at_a_time_is_checked_so() -> None:
+    report = check_here(FAULTY, {"kind": "alone"}, num_games=5)
+    assert faults(report) == {}
+    assert {c.name for c in report.checks if "one at a time" in c.text} == {"interleaved", "copy"}
+
+
 def test_what_cannot_be_checked_is_said() -> None:
     report = check_here(FAULTY, {"kind": "undeclared"}, num_games=5)
     assert [c.text for c in report.checks if c.name == "hidden"] == [

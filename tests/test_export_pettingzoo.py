@@ -6,6 +6,7 @@ import contextlib
 import io
 import random
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from selfplay.types import derive_seed
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # the library announces at import what it will change one day
     from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
+    from pettingzoo.utils.conversions import aec_to_parallel
 
 GAMES = ["kuhn-poker-v0", "leduc-poker-v0", "prisoners-dilemma-v0"]
 ODD_NAMES = ["tictactoe-v0", "nim-v0"]
@@ -92,3 +94,51 @@ def test_what_cannot_be_exported() -> None:
         env.reset(seed=0)
     with pytest.raises(UserError, match=r"call reset\(\) before step\(\)"):
         parallel_env("prisoners-dilemma-v0").step({"player_0": 0, "player_1": 0})
+
+
+ODD_ORDER = """
+from selfplay import Environment
+
+class OddOrder(Environment):
+    '''a moves twice, then b; who is out is not asked again. Whoever says y first is out.'''
+    seats = ("a", "b")
+
+    def __init__(self, rng):
+        super().__init__(rng)
+        self.said = []
+
+    def to_move(self):
+        order = ("a", "a", "b", "a", "a", "b")
+        return (order[len(self.said)],) if len(self.said) < 6 and "y" not in self.said else ()
+
+    def view(self, seat):
+        return " ".join(self.said)
+
+    def legal_moves(self, seat):
+        return ("x", "y")
+
+    def step(self, moves):
+        self.said += moves.values()
+
+    def outcome(self):
+        return self.win("a")
+"""
+
+
+def test_a_turn_order_that_is_no_cycle_pairs_nobody_with_anothers_action(tmp_path: Path) -> None:
+    (tmp_path / "odd.py").write_text(ODD_ORDER)
+    env = parallel_env(str(tmp_path / "odd.py"))
+    env.reset(seed=0)
+    x, y = (env.moves.index(m) for m in "xy")
+    env.step({"a": x, "b": y})
+    env.step({"a": x, "b": y})
+    assert env.agents == ["a", "b"]  # what b said out of turn has counted for nothing
+    with pytest.raises(UserError, match="b is to move, but the actions are of a"):
+        env.step({"a": y})
+    for number in (2, -1):
+        with pytest.raises(UserError, match=rf"action {number} of b is no move; they are 0 to 1"):
+            env.step({"a": x, "b": number})
+    _, rewards, ended, _, _ = env.step({"a": x, "b": y})
+    assert (rewards, ended, env.agents) == ({"a": 1.0, "b": -1.0}, {"a": True, "b": True}, [])
+    with pytest.raises(AssertionError, match="is_parallelizable"):
+        aec_to_parallel(aec_env(str(tmp_path / "odd.py")))

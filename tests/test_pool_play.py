@@ -12,8 +12,11 @@ from tests.patience import PATIENCE_S
 
 from fake_policy import FakePolicy, serving
 from pool_site import install, make_config, make_match, play_all, running_pool
+from selfplay.config import Config
+from selfplay.launch.plan import one_at_a_time
 from selfplay.pool import EpisodeResult, FailedResult
 from selfplay.process import RuntimeDir
+from selfplay.registry import describe
 from selfplay.types import Episode
 from selfplay.wire.codec import Codec
 
@@ -65,6 +68,25 @@ def test_an_episode_arrives_whole_and_its_bytes_are_what_was_checked(runtime, tm
     assert result.episode.match == make_match(3, player="talker", pin=7)
     assert result.episode.env_source.startswith("pool-test-games 1.0 sha256:")
     assert result.episode.versions() == {"agent-a": (7, 7), "agent-b": (7, 7)}
+
+
+def test_a_game_of_which_a_process_holds_one_is_played_one_at_a_time(runtime, tmp_path: Path) -> None:
+    game = str(Path(__file__).with_name("faulty_game.py"))
+    said: list[str] = []
+    spec = describe(game, {"kind": "alone"})
+    config = one_at_a_time(Config(env=game), spec, said.append)
+    assert config.rollout.concurrency == 1
+    assert "one game at a time in each of 1 workers" in said[0]
+
+    async def run() -> None:
+        pool_config = make_config(concurrency=config.rollout.concurrency)
+        async with running_pool(pool_config, runtime, tmp_path / "logs") as pool:
+            done, failures = await play_all(
+                pool, [make_match(i, player="random", env=game, kind="alone") for i in range(8)]
+            )
+            assert (len(done), failures) == (8, [])
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
 def test_a_late_acknowledgement_costs_nothing_and_doubles_nothing(runtime, tmp_path: Path) -> None:

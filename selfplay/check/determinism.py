@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import IO, Any
 
-from selfplay.check.driver import Make, RandomGame, first_difference
+from selfplay.check.driver import Make, OneByOne, RandomGame, first_difference
 from selfplay.check.report import Check, Faults
 from selfplay.errors import EnvironmentFault
 from selfplay.types import Scalar
@@ -31,6 +31,10 @@ def same_again(make: Make, num: int, faults: Faults) -> Check:
 
 def interleaved(make: Make, num: int, faults: Faults) -> Check:
     """Two games round by round in turn, against the same games apart."""
+    if not make(0).environment.concurrent:
+        return Check(
+            name="interleaved", status="note", text="not checked: the game declares that it is played one at a time"
+        )
     for number in range(0, num, 2):
         apart = make(number).to_end(), make(number + 1).to_end()
         together = make(number), make(number + 1)
@@ -97,8 +101,9 @@ def copies(make: Make, num: int, faults: Faults) -> Check:
     num_copied = 0
     for number in range(min(num, NUM_COPIED)):
         game = make(number)
-        if game.environment.global_random:
-            return Check(name="copy", status="note", text="not checked: the game draws from module-level generators")
+        if game.environment.global_random or not game.environment.concurrent:
+            why = "draws from module-level generators" if game.environment.global_random else "is played one at a time"
+            return Check(name="copy", status="note", text=f"not checked: the game {why}")
         while len(game.lines) < 4 + 2 * number and game.go_on():
             pass
         if game.ended:
@@ -172,10 +177,8 @@ def main(argument: str) -> None:
     """Entry of the fresh process: digests of the first games as one JSON line, the last of its output."""
     request = json.loads(argument)
     try:
-        games: Sequence[RandomGame] = [
-            RandomGame(request["env"], request["params"], n, request["max_rounds"]) for n in range(request["num"])
-        ]
-        print("\n" + json.dumps([g.to_end().digests() for g in games]), flush=True)
+        make, most = OneByOne(request["env"], request["params"]), request["max_rounds"]
+        print("\n" + json.dumps([make(n, most).to_end().digests() for n in range(request["num"])]), flush=True)
     except EnvironmentFault as e:
         sys.exit(str(e))
     os._exit(0)

@@ -6,6 +6,7 @@ very game that ``selfplay play ID --players random --seed n`` plays.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import random
@@ -152,6 +153,21 @@ class RandomGame:
 
 Make = Callable[[int], RandomGame]
 """Makes the game of a number."""
+
+
+class OneByOne:
+    """Makes an environment's games, and closes the last one first where it allows no two at once."""
+
+    def __init__(self, env_id: str, params: Mapping[str, Scalar]) -> None:
+        self._env_id, self._params = env_id, params
+        self._last: RandomGame | None = None
+
+    def __call__(self, number: int, max_rounds: int | None = None) -> RandomGame:
+        if self._last is not None and not self._last.environment.concurrent:
+            with contextlib.suppress(EnvironmentFault):  # whether it closes is a check of its own
+                self._last.table.close()
+        self._last = RandomGame(self._env_id, self._params, number, max_rounds)
+        return self._last
 
 
 def run_now(call: Coroutine[Any, Any, T]) -> T:

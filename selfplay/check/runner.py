@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 import msgspec
 
 from selfplay.check import determinism, resources, results
-from selfplay.check.driver import RandomGame
+from selfplay.check.driver import OneByOne, RandomGame
 from selfplay.check.inspectors import INSPECTORS, Inspector
 from selfplay.check.report import Check, Faults, Report
 from selfplay.errors import EnvironmentFault
@@ -82,8 +82,7 @@ def _checks(
     begin: Callable[[str], None],
     raw_output: Callable[[], tuple[int, str]],
 ) -> Iterator[Check]:
-    def make(number: int) -> RandomGame:
-        return RandomGame(env_id, params, number)
+    make = OneByOne(env_id, params)
 
     def run(name: str, check: Callable[[Faults], Check]) -> Check:
         begin(name)
@@ -108,7 +107,7 @@ def _checks(
     num, max_rounds = played.num_repeats(), played.max_rounds()
 
     def make_short(number: int) -> RandomGame:
-        return RandomGame(env_id, params, number, max_rounds)
+        return make(number, max_rounds)
 
     yield run("seed", lambda f: determinism.same_again(make_short, num, f))
     yield run("interleaved", lambda f: determinism.interleaved(make_short, num, f))

@@ -102,6 +102,7 @@ def info(env: str, params: tuple[str, ...], timeout_s: float, hub: str | None, a
         "seats": ", ".join(spec.seats),
         "rewards": f"{spec.reward_range[0]:g} to {spec.reward_range[1]:g}" + (", zero-sum" if spec.zero_sum else ""),
         "limits": f"{spec.max_turns} turns, {spec.max_move_tokens} tokens per move",
+        "at once": "any number of games" if spec.concurrent else "one game in each worker",
         "illegal": f"{spec.forfeit.retries + 1} tries, then forfeit: {spec.forfeit.offender:+g}, others {spec.forfeit.others:+g}",
         "jury": "needed" if spec.needs_jury else "none",
         "parameters": ", ".join(f"{k}={_toml(v)}" for k, v in spec.parameters.items()) or "none",

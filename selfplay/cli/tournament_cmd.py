@@ -248,7 +248,7 @@ def make_spec(asked: dict[str, Any], words: tuple[str, ...]) -> tuple[Field, Tou
         compare=compare, seed=asked["seed"],
         model=field.config.model if needs_model else "", jury=JuryConfig(agent=asked["jury"]),
         temperature=asked["temperature"], max_move_tokens=env.max_move_tokens, limits=Limits(max_turns=env.max_turns),
-        concurrency=asked["concurrency"], budget_tokens=asked.get("budget_tokens", 0),
+        concurrency=env.games_at_once(asked["concurrency"]), budget_tokens=asked.get("budget_tokens", 0),
         budget_time_s=_seconds(asked.get("budget_time", "0")),
     )  # fmt: skip
     _check_players(spec)

@@ -82,7 +82,7 @@ class _Game:
         moves: dict[str, str] = {}
         for decision in self.decisions:
             try:
-                moves[decision.seat] = table.parse(decision.seat, self.moves[int(numbers[decision.seat])])
+                moves[decision.seat] = table.parse(decision.seat, self._named(decision.seat, numbers))
             except IllegalMove:
                 illegal.append(decision.seat)
         self.num_turns += len(self.decisions)
@@ -90,6 +90,17 @@ class _Game:
             self.over, self.rewards, self.decisions = True, table.forfeit_rewards(illegal), ()
         else:
             self._open(moves)
+
+    def _named(self, seat: str, numbers: Mapping[str, int]) -> str:
+        """The move that ``seat`` chose by its number."""
+        if seat not in numbers:
+            raise UserError(
+                f"{self.env_id}: {seat} is to move, but the actions are of {', '.join(numbers) or 'nobody'}"
+            )
+        number = int(numbers[seat])
+        if not 0 <= number < len(self.moves):
+            raise UserError(f"{self.env_id}: action {number} of {seat} is no move; they are 0 to {len(self.moves) - 1}")
+        return self.moves[number]
 
     def legal(self, seat: str) -> np.ndarray[Any, np.dtype[np.int8]]:
         """Mask [number of moves] of what ``seat`` may do now; all zero for a seat that is not to move."""

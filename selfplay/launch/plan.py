@@ -70,6 +70,7 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
     spec = describe(config.env, dict(config.env_params))
     if spec.id != config.env:
         say(f"environment {config.env} is {spec.id}")
+    config = one_at_a_time(config, spec, say)
     matchmaker = Matchmaker(spec, config, known_players=[e.id for e in list_entries(AGENTS)])
     check_remote(config, matchmaker.match(0))
     tree = plan_evaluation(config, matchmaker.match(0).seats)
@@ -93,6 +94,17 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
         train_dtype=serving.dtype if config.train.dtype == "auto" else config.train.dtype,
         max_move_tokens=config.rollout.max_tokens or spec.max_move_tokens, tree=tree,
     )  # fmt: skip
+
+
+def one_at_a_time(config: Config, spec: EnvironmentSpec, say: Callable[[str], None]) -> Config:
+    """The config with as many games per worker as the environment allows."""
+    allowed = spec.games_at_once(config.rollout.concurrency)
+    if allowed == config.rollout.concurrency:
+        return config
+    say(
+        f"{spec.id} is played one game at a time in each of {config.rollout.workers} workers, as it declares; rollout.workers sets how many"
+    )
+    return replace(config, rollout=replace(config.rollout, concurrency=allowed))
 
 
 def gate_spec(plan: RunPlan) -> TournamentSpec:

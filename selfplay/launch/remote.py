@@ -106,7 +106,7 @@ def play_for(options: JoinOptions, say: Callable[[str], None]) -> PoolSummary:
         with tempfile.TemporaryDirectory(prefix="selfplay-pool-") as logs:
             config = JoinConfig(
                 connect=options.connect, keys=keys, server=server, spec=spec, workers=options.workers,
-                concurrency=options.concurrency, wait_s=options.wait_s, log_dir=Path(logs),
+                concurrency=spec.games_at_once(options.concurrency), wait_s=options.wait_s, log_dir=Path(logs),
             )  # fmt: skip
             return asyncio.run(_until_left(config, runtime, say))
     finally:

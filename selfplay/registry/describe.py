@@ -126,6 +126,7 @@ def build_spec(env_id: str, params: Mapping[str, Scalar]) -> EnvironmentSpec:
         max_turns=int(game.max_turns),
         max_move_tokens=int(game.max_move_tokens),
         needs_jury=type(game).jury_questions is not Environment.jury_questions,
+        concurrent=bool(game.concurrent),
         forfeit=game.forfeit,
         parameters={p.name: p.default for p in environment_parameters(resolved)},
         presets={k: dict(v) for k, v in environment_presets(resolved).items()},

@@ -24,6 +24,8 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_turns: int
     max_move_tokens: int
     needs_jury: bool
+    concurrent: bool = True
+    """False: a process can hold only one of its games at a time."""
     forfeit: Forfeit
     parameters: dict[str, Scalar]
     """Every parameter with its default."""
@@ -33,6 +35,10 @@ class EnvironmentSpec(msgspec.Struct, frozen=True, kw_only=True):
     """First line of the environment's docstring."""
     rules: str
     """The whole docstring."""
+
+    def games_at_once(self, asked: int) -> int:
+        """How many games one worker may play at once where ``asked`` are wanted."""
+        return asked if self.concurrent else 1
 
     def values(self, given: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Every parameter as it is with ``given``; raises `ConfigError` for a preset that does not exist."""
