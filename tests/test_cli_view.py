@@ -64,6 +64,19 @@ def test_a_step_is_one_line_elsewhere() -> None:
     assert "con@4 no signal" in line
 
 
+def test_remote_pools_are_told_where_there_are_any() -> None:
+    figures = {"remote_pools": 2, "remote_games": 3, "remote_share": 0.375, "remote_episodes_per_s": 1.5}
+    shown = "remote 2 with 38% of games, 1.50 episodes/s"
+    with_pools, without = (msgspec.structs.replace(report(), pools=p) for p in (figures, {"workers": 1}))
+    assert shown in step_line(with_pools)
+    assert "remote" not in step_line(without)
+    console = Console(file=io.StringIO(), width=120, height=60)
+    view = LiveView("a run", console)
+    view.step(with_pools)
+    console.print(view)
+    assert shown in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "00:00"), (61.9, "01:01"), (3723, "1:02:03"), (-5, "00:00")])
 def test_clock(seconds: float, shown: str) -> None:
     assert clock(seconds) == shown

@@ -39,6 +39,10 @@ def test_a_pool_joins_plays_with_the_runs_models_and_leaves_at_will(runtime: Run
             done, failures = await play_all(site.pool, [make_match(i, player="talker") for i in range(40)])
             assert sorted(done) == list(range(40))
             assert failures == []
+            told = site.pool.who_played()
+            assert told["remote_share"] == told["remote_games"] / 40
+            assert told["remote_episodes_per_s"] > 0
+            assert told.items() >= {"workers": 1, "slots": 1, "remote_pools": 1, "remote_slots": 4, "games": 40}.items()
             await until(lambda: set(policy.ended) == {f"{i}.0" for i in range(40)})  # no version stays pinned
             code, out = await alice.end((signal.SIGINT,))
             assert code == 0
@@ -47,9 +51,12 @@ def test_a_pool_joins_plays_with_the_runs_models_and_leaves_at_will(runtime: Run
             await until(lambda: not site.gateway.names)
             (left,) = [line for line in site.said if "left" in line]
             assert left.startswith("remote pool alice-1 left after ")
-            assert 0 < int(left.split("after ")[1].split()[0]) < 40  # some there, some here
+            assert int(left.split("after ")[1].split()[0]) == told["remote_games"]
+            assert 0 < told["remote_games"] < 40  # some there, some here
             more, _ = await play_all(site.pool, [make_match(i) for i in range(40, 44)])
             assert sorted(more) == [40, 41, 42, 43]
+            told = site.pool.who_played()
+            assert told.items() >= {"remote_pools": 0, "remote_slots": 0, "games": 4, "remote_games": 0}.items()
 
     asyncio.run(run())
 

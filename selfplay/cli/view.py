@@ -94,8 +94,17 @@ def step_line(report: StepReport) -> str:
         f"step {report.step}/{report.num_steps}  {report.episodes_per_s:.2f} episodes/s  "
         f"{report.sampled_tokens_per_s:.0f} tok/s sampled  {report.trained_tokens_per_s:.0f} tok/s trained  "
         f"buffer {report.buffer_episodes}  stale {report.staleness_mean:.1f}  length {_lengths(report)}  wins {wins}  "
-        f"illegal {report.illegal_share:.0%}  {evaluation_line(report)}{agents}  ETA {clock(report.eta_s)}"
+        f"illegal {report.illegal_share:.0%}  {_remote(report, '  ')}{evaluation_line(report)}{agents}  ETA {clock(report.eta_s)}"
     )
+
+
+def _remote(report: StepReport, end: str = "") -> str:
+    """What remote pools bring, where there are any."""
+    p = report.pools
+    if not (p.get("remote_pools") or p.get("remote_games")):
+        return ""
+    share, per_s = p["remote_share"], p["remote_episodes_per_s"]
+    return f"remote {p['remote_pools']:.0f} with {share:.0%} of games, {per_s:.2f} episodes/s{end}"
 
 
 def _lengths(report: StepReport) -> str:
@@ -143,6 +152,7 @@ def _figures(report: StepReport) -> Columns:
             "illegal": f"{report.illegal_share:.0%}",
             "wins": "  ".join(f"{s} {w:.0%}" for s, w in report.win_share.items()),
         }
+        | ({"pools": remote} if (remote := _remote(report)) else {})
     )
 
 

@@ -334,7 +334,7 @@ class Controller:
             scorers=self._scoring.figures(), length_generated=memory.generated.figures(), length_trained=memory.trained.figures(),
             episodes_per_s=episodes_per_s, sampled_tokens_per_s=tokens_per_s,
             agents={a: self._agent_step(a, a in moved, trained.get(a)) for a in sorted(memory.versions)},
-            league=self._league_link.figures() if self._league_link else {},
+            league=self._league_link.figures() if self._league_link else {}, pools=self._pool.who_played(),
             **figures,
         )  # fmt: skip
         self._metrics.write(report.step, flat_metrics(report))

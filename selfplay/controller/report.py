@@ -87,6 +87,8 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """Of the versions that are current after the step; empty in steps without one."""
     league: dict[str, float] = msgspec.field(default_factory=dict)
     """Snapshots that can be met, rollbacks, and how the gate's test stands."""
+    pools: dict[str, float] = msgspec.field(default_factory=dict)
+    """Workers, remote pools and their slots now; games since the last report, and how many of them remote pools played."""
 
 
 def flat_metrics(report: StepReport) -> dict[str, float | int | str | bool]:

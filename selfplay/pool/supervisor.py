@@ -39,6 +39,7 @@ from selfplay.pool.results import (
     stuck_result,
     void_result,
 )
+from selfplay.pool.tally import Tally
 from selfplay.pool.workers import Guest, Launch, WorkerHandle, launch_local, stack_of
 from selfplay.process import RuntimeDir
 from selfplay.types import Match
@@ -95,6 +96,7 @@ class PoolSupervisor:
         self._incoming: Codec[WorkerMessage] = Codec(WorkerMessage)
         self._outgoing: Codec[ControllerMessage] = Codec(ControllerMessage)
         self.num_restarts = 0
+        self._tally = Tally(monotonic)
 
     # ── what the controller calls ─────────────────────────────────────────────────────────────
 
@@ -135,6 +137,10 @@ class PoolSupervisor:
     def counts(self) -> dict[str, int]:
         """Counters: granted, delivered, void, duplicate, late, bad_frames, unknown_sender, restarts, ..."""
         return {**self._leases.counts, "restarts": self.num_restarts}
+
+    def who_played(self) -> dict[str, float]:
+        """What the run's workers and remote pools brought since the last call; see `Tally.taken`."""
+        return self._tally.taken(list(self._workers.values()), list(self._guests.values()))
 
     async def submit(self, match: Match) -> None:
         """Give a match to the least busy worker, waiting for a free slot; raises `WorkerError` when the pool is lost."""
@@ -260,7 +266,10 @@ class PoolSupervisor:
         if standing == "held":
             lease = self._leases.deliver(message.episode_id)
             result = checked_result(lease, message)
-            self._hand_out(result if isinstance(worker, WorkerHandle) else worker.judged(result))
+            result = result if isinstance(worker, WorkerHandle) else worker.judged(result)
+            if isinstance(result, EpisodeResult):
+                self._tally.count(worker)
+            self._hand_out(result)
         elif standing == "delivered":
             # Sent again before the controller had it durable: the acknowledgement will follow.
             self._leases.counts["duplicate"] += 1
