@@ -23,6 +23,7 @@ class Faulty(Environment):
         self.n, self.kind, self.coin, self.junk = 0, kind, rng.random(), ""
         self.concurrent = kind != "alone"
         if kind == "alone":
+            self.shared = []  # whatever games of other kinds have left there
             if self.at_the_table:
                 raise RuntimeError("the one table of this process is taken")
             self.at_the_table.append(self)
