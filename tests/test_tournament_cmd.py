@@ -94,6 +94,38 @@ def test_parameters_reach_the_games_and_the_ratings_of_three_seats(
     assert "random" in run(capsys, "replay", tmp_path / "T", "1", "--show-private")[1]
 
 
+def test_games_that_failed_are_said_and_the_exit_code_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("tournament", *KUHN, "-p", "players=3", "--players", "random", "equilibrium", "--pairs", "1")
+    code, out, err = run(capsys, *words, "--out", tmp_path / "T", "--json")
+    assert code == 1
+    assert json.loads(out)["standings"]["counts"] == {"failed": 6}
+    assert "6 of 6 games failed" in err
+    assert "two players only" in err
+    assert "Traceback" not in err
+
+
+def test_eval_in_two_environments_leaves_a_folder_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("eval", "cfr", *KUHN, "--env", "tictactoe-v0", "--pairs", "2", "--opponents", "random", "--out")
+    code = run(capsys, *words, tmp_path / "e")[0]
+    assert code == 2, "cfr cannot play the second, which is told before the first is played"
+    assert not (tmp_path / "e").exists()
+    words = (
+        "eval",
+        "random",
+        "--env",
+        "nim-v0",
+        "--env",
+        "tictactoe-v0",
+        "--pairs",
+        "2",
+        "--opponents",
+        "minimax",
+        "--out",
+    )
+    assert run(capsys, *words, tmp_path / "e")[0] == 0
+    assert {p.name for p in (tmp_path / "e").iterdir()} == {"nim-v0", "tictactoe-v0"}
+
+
 def test_a_match_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ("match", "minimax", "random", "--env", "tictactoe-v0", "--sprt", "0,100", "--out", tmp_path / "m")
     code, out, _ = run(capsys, *words, "--json")

@@ -95,15 +95,16 @@ def command(**asked: Any) -> None:
         raise UserError(
             "--exploitability is exact where it works, --best-response is for games where it does not: ask for one"
         )
+    if not (asked["exploitability"] or asked["steps"]):
+        _gauntlets(asked)
+        return
     for env in asked["envs"]:
         if asked["exploitability"]:
             asyncio.run(_exploit(env, asked))
-        elif asked["steps"]:
+        else:
             from selfplay.cli.best_response_view import hunt
 
             hunt(env, asked)
-        else:
-            _gauntlet(env, asked)
 
 
 # ── exact ────────────────────────────────────────────────────────────────────────────────────────
@@ -210,17 +211,21 @@ def _numbers(values: Sequence[float]) -> str:
 # ── against opponents ────────────────────────────────────────────────────────────────────────────
 
 
-def _gauntlet(env: str, asked: dict[str, Any]) -> None:
-    from selfplay.cli.tournament_cmd import free_name, make_spec, play_and_show
+def _gauntlets(asked: dict[str, Any]) -> None:
+    """The checkpoint against its opponents, in one environment after the other; all are checked before the first is played."""
+    from selfplay.cli.tournament_cmd import env_label, free_name, make_spec, play_and_show
     from selfplay.launch.tournament import new_folder
 
     opponents = tuple(filter(None, (o.strip() for o in asked["opponents"].split(","))))
     if len(asked["players"]) != 1:
         raise UserError("against opponents one checkpoint is evaluated: name one, and the others with --opponents")
-    wanted = {**asked, "env": env, "schedule": "gauntlet", "anchors": _anchor(opponents), "compare": ""}
-    field, spec = make_spec(wanted, (*asked["players"], *opponents))
-    folder = new_folder(asked["out"] or free_name(spec.env), spec)
-    play_and_show((spec, field), folder, asked["as_json"])
+    wanted = {**asked, "schedule": "gauntlet", "anchors": _anchor(opponents), "compare": ""}
+    plans = [make_spec({**wanted, "env": env}, (*asked["players"], *opponents)) for env in asked["envs"]]
+    for field, spec in plans:
+        out: Path | None = asked["out"]
+        if out is not None and len(plans) > 1:
+            out = out / env_label(spec.env)
+        play_and_show((spec, field), new_folder(out or free_name(spec.env), spec), asked["as_json"])
 
 
 def _anchor(opponents: Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from selfplay.cli.options import FiniteRange
-from selfplay.errors import ConfigError, UserError
+from selfplay.errors import ConfigError, RunError, UserError
 
 if TYPE_CHECKING:
     from selfplay.launch.entrants import Field
@@ -293,9 +293,10 @@ def _go_on(folder: Path, *, as_json: bool) -> None:
 
 
 def play_and_show(what: tuple[TournamentSpec, Field], folder: Path, as_json: bool) -> None:
-    """Play a tournament to its end, write its results, and show them."""
+    """Play a tournament to its end, write its results, and show them. Raises `RunError` when games failed."""
     from selfplay.cli.tournament_view import Progress, show
     from selfplay.launch.tournament import play_tournament
+    from selfplay.tournament.gamelog import LOG_NAME
     from selfplay.tournament.results import conclude, read_tournament, write_results
 
     spec, field = what
@@ -306,6 +307,11 @@ def play_and_show(what: tuple[TournamentSpec, Field], folder: Path, as_json: boo
     result = conclude(found)
     write_results(folder, found, result)
     show(spec, result, folder, as_json=as_json, played=played)
+    if failed := [line for line in found.lines if line.ended == "failed"]:
+        raise RunError(
+            f"{len(failed)} of {len(found.lines)} games failed and are not rated ({folder / LOG_NAME} lists them); the first: "
+            f"{failed[0].reason}"
+        )
 
 
 def _anchors(words: tuple[str, ...]) -> dict[str, float]:
@@ -355,10 +361,14 @@ def _seconds(text: str) -> float:
     return value
 
 
+def env_label(env: str) -> str:
+    """An environment's id as the name of a folder."""
+    return Path(env).stem if env.endswith(".py") else env.replace("/", "-").replace(":", "-")
+
+
 def free_name(env: str) -> Path:
     """A folder that does not exist yet."""
-    label = Path(env).stem if env.endswith(".py") else env.replace("/", "-").replace(":", "-")
-    return next(p for k in range(1, 100_000) if not (p := Path("tournaments") / f"{label}-{k}").exists())
+    return next(p for k in range(1, 100_000) if not (p := Path("tournaments") / f"{env_label(env)}-{k}").exists())
 
 
 def _say(text: str) -> None:
