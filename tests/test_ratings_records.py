@@ -120,6 +120,18 @@ def test_who_won_everything_has_no_upper_bound() -> None:
     assert finite(table)
 
 
+@pytest.mark.parametrize(("num", "clear"), [(1, False), (3, False), (5, False), (6, True), (8, True), (60, True)])
+def test_how_many_pairs_must_all_be_won(num: int, clear: bool) -> None:
+    """As a two-sided sign test over pairs has it: of five the chance is 1/16, of six 1/32."""
+    table = rate(pairs("a", "b", [WIN] * num), anchors={"b": 0.0})
+    first = table.of("a")
+    assert table.tied_with_best == (() if clear else ("b",))
+    assert (first.rank_low, first.rank_high) == ((1, 1) if clear else (1, 2))
+    assert first.low is not None
+    assert (first.low > 0) == clear
+    assert finite(table)
+
+
 def test_who_never_lost_and_drew_has_no_upper_bound_either() -> None:
     table = rate(pairs("a", "b", [WIN] * 20 + [DRAW] * 5))
     assert table.of("a").flags == ("never lost: no upper bound",)

@@ -2,7 +2,8 @@
 
 Intervals come from a sandwich that takes the clusters (pairs of games on the same deal) as what is independent, with the factor
 G/(G−1). Records that are *separated* (somebody always won) have no finite maximum: they are found by Newton's failure and
-proven by a linear program (Albert and Anderson, 1984), then fitted under a weak prior, and said to be so.
+proven by a linear program (Albert and Anderson, 1984), then fitted under a weak prior, and said to be so. Their likelihood is far from
+a parabola (Hauck and Donner, 1977: the surer the winner, the wider the interval), so theirs come from the likelihood's profile.
 """
 
 from __future__ import annotations
@@ -67,6 +68,50 @@ def fit(design: Design, weights: Any = None, start: Any = None) -> Fit:
         else:  # nothing about a seat or a tie varied, which does not make it certain
             covariance[sorted(empty), sorted(empty)] = np.diag(bread)[sorted(empty)]
     return Fit(found, covariance, max(1.0, num_clusters - 1.0), not settled, free, degenerate, confounded)
+
+
+class Profile:
+    """Intervals of a separated fit. A pair counts as one observation, so that what its games share is not counted twice."""
+
+    def __init__(self, design: Design, found: Fit, quantile: float) -> None:
+        import numpy as np
+
+        counts = np.asarray(design.taken.sum(axis=0)).ravel()
+        self._problem, self._penalty, self._best = _Problem(design, counts), _prior(design.columns), found.estimate
+        self._share = design.taken.shape[0] / max(1.0, float(counts.sum()))
+        self._most = quantile**2
+        self._peak = self._problem.value(self._best, self._penalty)
+
+    def interval(self, contrast: Any) -> tuple[float, float]:
+        """Where the deviance of ``contrast`` [P] reaches the quantile, below and above the estimate."""
+        return self._end(contrast, -1.0), self._end(contrast, 1.0)
+
+    def excludes(self, contrast: Any, target: float) -> bool:
+        """Whether ``target`` lies outside of the interval."""
+        return self._excess(contrast, target) > 0
+
+    def _excess(self, contrast: Any, target: float) -> float:
+        import numpy as np
+
+        norm = float(contrast @ contrast)
+        start = self._best + contrast * (target - float(contrast @ self._best)) / norm
+        basis = np.linalg.svd(contrast[None, :])[2][1:].T
+        at, _ = self._problem.newton(start, self._penalty, basis=basis)
+        return float(2 * (self._peak - self._problem.value(at, self._penalty)) * self._share - self._most)
+
+    def _end(self, contrast: Any, side: float) -> float:
+        from scipy import optimize
+
+        if not contrast.any():
+            return 0.0
+        middle, width = float(contrast @ self._best), 1.0
+        while self._excess(contrast, middle + side * width) < 0:
+            width *= 2.0
+        return float(
+            optimize.brentq(lambda x: self._excess(contrast, middle + side * x), 0.0, width, xtol=1e-3, rtol=1e-6)
+            * side
+            + middle
+        )
 
 
 def _prior(columns: Columns) -> Any:
@@ -142,21 +187,24 @@ class _Problem:
         mean = _mean_rows(self._design, p)
         return _dense((rows.T * (n * p)) @ rows - (mean.T * self._totals) @ mean)
 
-    def newton(self, start: Any, penalty: Any, far: float = _FAR) -> tuple[Any, bool]:
-        """(estimate, whether a finite maximum was reached)."""
+    def newton(self, start: Any, penalty: Any, far: float = _FAR, basis: Any = None) -> tuple[Any, bool]:
+        """(estimate, whether a finite maximum was reached); with ``basis`` [P, B] moving along its columns alone."""
         import numpy as np
 
         at = np.array(start, float)
         if not len(self._starts) or not len(at):
             return at, True
-        value = self._value(at, penalty)
+        value = self.value(at, penalty)
         for _ in range(_STEPS):
             p = self.probabilities(at)
             slope = self._design.rows.T @ (self._counts - self._totals[self._design.choice] * p) - penalty @ at
             curve = self.information(at) + penalty + 1e-10 * np.eye(len(at))
-            step = np.linalg.solve(curve, slope)
-            length = 1.0
-            while length > 1e-8 and not (further := self._value(at + length * step, penalty)) >= value - 1e-12:
+            if basis is None:
+                step = np.linalg.solve(curve, slope)
+            else:
+                step = basis @ np.linalg.solve(basis.T @ curve @ basis, basis.T @ slope)
+            length, rounding = 1.0, 1e-12 * (1.0 + abs(value))
+            while length > 1e-8 and not (further := self.value(at + length * step, penalty)) >= value - rounding:
                 length /= 2.0
             at, value = at + length * step, further
             if np.abs(at).max() > far and not penalty.any():
@@ -165,7 +213,8 @@ class _Problem:
                 return at, True
         return at, bool(np.abs(step).max() < 1e-6)
 
-    def _value(self, at: Any, penalty: Any) -> float:
+    def value(self, at: Any, penalty: Any) -> float:
+        """Log likelihood less the penalty."""
         import numpy as np
 
         worth = self._design.rows @ at

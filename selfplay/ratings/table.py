@@ -16,7 +16,7 @@ import msgspec
 
 from selfplay.ratings.design import Columns, Design, build_design, connected_groups
 from selfplay.ratings.games import RatedGame
-from selfplay.ratings.logit import Fit, fit
+from selfplay.ratings.logit import Fit, Profile, fit
 
 CONFIDENCE = 0.95
 BOOTSTRAPS = 200
@@ -87,7 +87,7 @@ def rate(
     if confounded := bool(found.confounded) and seat_effects:
         design = build_design(useful, names, seat_effects=False)
         found = fit(design)
-    scale = _Scale(design.columns, found, {a: v for a, v in (anchors or {}).items() if a in names}, confidence, useful)
+    scale = _Scale(design, found, {a: v for a, v in (anchors or {}).items() if a in names}, confidence, useful)
     boots = _bootstrap(design, found, bootstraps)
     groups = connected_groups(useful, names)
     records = _records(useful)
@@ -108,16 +108,19 @@ class _Scale:
     """From parameters to Elo."""
 
     def __init__(
-        self, columns: Columns, found: Fit, anchors: Mapping[str, float], confidence: float, games: Sequence[RatedGame]
+        self, design: Design, found: Fit, anchors: Mapping[str, float], confidence: float, games: Sequence[RatedGame]
     ) -> None:
         import numpy as np
         from scipy import stats
 
-        self.columns, self.found, self.anchors = columns, found, anchors
+        self.columns: Columns = design.columns
+        self.found, self.anchors = found, anchors
         self.quantile = float(stats.t.ppf(0.5 + confidence / 2, found.degrees))
+        self._profile = Profile(design, found, self.quantile) if found.separated and design.columns.num else None
         self.played = {p for players in {g.players for g in games} for p in players}
-        self._num_seats = max(2, len(columns.seat_column))
+        self._num_seats = max(2, len(self.columns.seat_column))
         self._np = np
+        self._orders: dict[tuple[str, str], int] = {}
         known = [a for a in anchors if a in self.played]
         self.reference = ", ".join(f"{a} = {anchors[a]:g}" for a in sorted(known)) or "the players' average = 0"
 
@@ -150,11 +153,29 @@ class _Scale:
         if column is not None:
             out[column] += weight
 
-    def difference(self, contrast: Any, parameters: Any = None) -> tuple[float, float]:
-        """(difference of log strengths, its half interval)."""
-        value = float(contrast @ (self.found.estimate if parameters is None else parameters))
-        variance = float(contrast @ self.found.covariance @ contrast)
-        return value, self.quantile * math.sqrt(max(0.0, variance))
+    def difference(self, contrast: Any) -> tuple[float, float, float]:
+        """(difference of log strengths, the ends of its interval)."""
+        value = float(contrast @ self.found.estimate)
+        if self._profile is not None:
+            return value, *self._profile.interval(contrast)
+        half = self._half(contrast)
+        return value, value - half, value + half
+
+    def order(self, player: str, other: str) -> int:
+        """1 or -1 when ``player`` is surely stronger or weaker than ``other``, else 0."""
+        if (other, player) not in self._orders:
+            contrast = self.contrast(player, other)
+            value = float(contrast @ self.found.estimate)
+            if self._profile is not None:
+                clear = self._profile.excludes(contrast, 0.0)
+            else:
+                clear = abs(value) > self._half(contrast)
+            self._orders[player, other] = int(math.copysign(1, value)) if clear else 0
+            return self._orders[player, other]
+        return -self._orders[other, player]
+
+    def _half(self, contrast: Any) -> float:
+        return self.quantile * math.sqrt(max(0.0, float(contrast @ self.found.covariance @ contrast)))
 
     def elo(self, difference: float) -> float:
         """Elo of the seat-balanced expected score of who is ``difference`` stronger in log strength."""
@@ -218,13 +239,13 @@ def _player_row(
             rank_low=1, rank_high=1, games=0, wins=0.0, score=None, flags=("no games",),
         )  # fmt: skip
     contrast = scale.contrast(player)
-    value, half = scale.difference(contrast)
+    value, lowest, highest = scale.difference(contrast)
     base = scale.base_elo(player)
     boot = np.quantile(boots @ contrast, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]) if len(boots) else (None, None)
     low, high = _rank_range(player, group, scale)
     wins, score = _tally(player, mine)
     return PlayerRating(
-        player=player, elo=base + scale.elo(value) + 0.0, low=base + scale.elo(value - half), high=base + scale.elo(value + half),
+        player=player, elo=base + scale.elo(value) + 0.0, low=base + scale.elo(lowest), high=base + scale.elo(highest),
         bootstrap_low=None if boot[0] is None else base + scale.elo(float(boot[0])),
         bootstrap_high=None if boot[1] is None else base + scale.elo(float(boot[1])),
         strength=value, rank_low=low, rank_high=high, games=sum(mine.values()), wins=wins, score=score,
@@ -238,9 +259,9 @@ def _rank_range(player: str, group: Sequence[str], scale: _Scale) -> tuple[int, 
     for other in group:
         if other == player or other not in scale.played:
             continue
-        value, half = scale.difference(scale.contrast(player, other))
-        better += value + half < 0
-        worse += value - half > 0
+        sign = scale.order(player, other)
+        better += sign < 0
+        worse += sign > 0
     size = sum(p in scale.played for p in group)
     return 1 + better, size - worse
 
@@ -337,4 +358,4 @@ def _separation(games: Sequence[RatedGame], found: Fit, scale: _Scale) -> str:
     else:
         columns = [c for c in scale.columns.player_column if c in found.free]
         what = "some players never lost, or never won" if columns else "a seat or a tie never failed to decide"
-    return f"{what}: strengths have no finite estimate; shown under a weak prior, intervals by the model"
+    return f"{what}: strengths have no finite estimate; shown under a weak prior, intervals by the likelihood's profile"
