@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from selfplay.errors import UserError
 from selfplay.store.atomic import write_bytes
 from selfplay.tournament.gamelog import GameLine, read_episode, read_lines
 from selfplay.tournament.report import report_html
-from selfplay.tournament.spec import STOPPED_BY_RESULT, Entrant, TournamentSpec
+from selfplay.tournament.spec import STOPPED_BY_RESULT, Entrant, TournamentSpec, rotations
 from selfplay.tournament.standings import Standings, standings
 
 
@@ -63,10 +64,21 @@ def _merge_player(players: dict[str, Entrant], player: Entrant, other: Path) -> 
 def conclude(found: Found) -> Standings:
     """The standings of what was found."""
     result = standings(found.lines, [p.name for p in found.spec.players], found.anchors)
-    if found.spec.origin == "tournament":
-        return result
-    ratings = msgspec.structs.replace(result.ratings, remarks=(*result.ratings.remarks, STOPPED_BY_RESULT))
+    remarks = list(result.ratings.remarks)
+    if lopsided := num_incomplete(found):
+        remarks.append(f"{lopsided} pairs are incomplete: not every seating of their deal has a result")
+    if found.spec.origin != "tournament":
+        remarks.append(STOPPED_BY_RESULT)
+    ratings = msgspec.structs.replace(result.ratings, remarks=tuple(remarks))
     return msgspec.structs.replace(result, ratings=ratings)
+
+
+def num_incomplete(found: Found) -> int:
+    """Pairs with a result in some of their seatings only; the gate's are compared otherwise and are not counted."""
+    if found.spec.origin == "gate":
+        return 0
+    played = Counter((line.table, line.cluster) for line in found.lines if line.scored)
+    return sum(num < len(rotations(table)) for (table, _), num in played.items() if not found.spec.seating)
 
 
 def write_results(folder: Path, found: Found, result: Standings) -> None:

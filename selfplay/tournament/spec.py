@@ -89,8 +89,7 @@ class TournamentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def table_games(self, table: Sequence[str], pair: int) -> list[Game]:
         """The games of one table on deal number ``pair``: one per rotation of the seats that differs."""
-        rotations = dict.fromkeys((*table[k:], *table[:k]) for k in range(len(self.seats)))
-        seatings = [self.seating] if self.seating else list(rotations)
+        seatings = [self.seating] if self.seating else rotations(table)
         return [Game(id=self._game_id(s, pair), table=tuple(table), pair=pair, seating=s) for s in seatings]
 
     def tables(self) -> list[tuple[str, ...]]:
@@ -149,6 +148,11 @@ class Game(msgspec.Struct, frozen=True, kw_only=True):
     def cluster(self) -> str:
         """Games of one table and deal belong together."""
         return f"{'|'.join(sorted(self.table))}#{self.pair}"
+
+
+def rotations(table: Sequence[str]) -> list[tuple[str, ...]]:
+    """The table as it is, and moved on by one seat, two seats, …; those that differ."""
+    return list(dict.fromkeys((*table[k:], *table[:k]) for k in range(len(table))))
 
 
 def all_tables(players: Sequence[str], num_seats: int) -> list[tuple[str, ...]]:
