@@ -8,11 +8,12 @@ import sys
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from selfplay.cli import env_hub_cmd
 from selfplay.cli.main import main
-from selfplay.registry.hub import PublishedEnvironment, find_published, published
+from selfplay.registry.hub import Published, PublishedEnvironment, find_published, published, read_hub
 
 GAME = Path(__file__).with_name("sticks.py").read_text("utf-8")
 PUBLISHED = PublishedEnvironment(
@@ -95,6 +96,59 @@ def test_a_version_never_changes_and_names_are_found(
     for wanted, message in (("alice/sticks==7", "1.9, 1.10, not 7"), ("alice/stick", "did you mean 'alice/sticks-v0'")):
         assert main(["env", "install", wanted]) == 2
         assert message in capsys.readouterr().err
+
+
+def entry_of(hub: Path, project: str = "alice-sticks", /, **changes: object) -> Path:
+    """What a hub would hold beside a wheel, with some of it changed; the path of the entry."""
+    wheel = f"{project.replace('-', '_')}-1.0-py3-none-any.whl"
+    good = Published(project=project, version="1.0", wheel=wheel, sha256="0" * 64, environments=(PUBLISHED,))
+    path = hub / project / f"{wheel}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.encode(msgspec.structs.replace(good, **changes)))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"wheel": "../../elsewhere-1.0-py3-none-any.whl"}, "not of the wheel beside it"),
+        ({"wheel": "/etc/passwd"}, "not of the wheel beside it"),
+        ({"project": "../elsewhere"}, "not of the wheel beside it"),
+        ({"version": "1.0\x1b[31m"}, r"text that cannot be shown: '1.0\x1b[31m'"),
+        ({"environments": (msgspec.structs.replace(PUBLISHED, id="../../x"),)}, "'../../x' is not an environment id"),
+        ({"environments": (msgspec.structs.replace(PUBLISHED, source=" "),)}, "does not say where"),
+    ],
+)
+def test_an_entry_that_leads_elsewhere_is_a_broken_line_and_hides_no_other(
+    changes: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub = tmp_path / "hub"
+    entry_of(hub, "bad-sticks", **changes)
+    entry_of(hub)
+    assert main(["env", "list", "--hub", str(hub)]) == 0
+    broken, sound = capsys.readouterr().out.splitlines()
+    assert "bad-sticks/bad_sticks-1.0-py3-none-any.whl.json" in broken
+    assert says in broken
+    assert sound.startswith("alice/sticks-v0 ")
+    assert find_published(hub, "alice/sticks").project == "alice-sticks"
+
+
+def test_entries_that_are_none_and_wheels_that_are_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hub = tmp_path / "hub"
+    entry_of(hub, "cut").write_bytes(b'{"project": "cu')
+    entry_of(hub, "huge").write_bytes(b" " * (5 << 20))
+    assert set(read_hub(hub).broken) == {f"{p}/{p}-1.0-py3-none-any.whl.json" for p in ("cut", "huge")}
+    entry_of(hub)
+    assert main(["env", "install", "alice/sticks", "--hub", str(hub)]) == 2
+    assert "alice_sticks-1.0-py3-none-any.whl cannot be read: No such file" in capsys.readouterr().err
+
+
+def test_one_id_of_two_projects_names_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry_of(tmp_path)
+    entry_of(tmp_path, "bobs-sticks")
+    assert main(["env", "install", "alice/sticks", "--hub", str(tmp_path)]) == 2
+    assert "'alice/sticks' is offered by alice-sticks and bobs-sticks" in capsys.readouterr().err
+    assert find_published(tmp_path, "bobs-sticks").project == "bobs-sticks"
 
 
 def test_no_hub_and_no_package(

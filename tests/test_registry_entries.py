@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.patience import PATIENCE_S
 
+from selfplay.cli.main import main
 from selfplay.errors import UnknownNameError, UserError
 from selfplay.registry import (
     AGENTS,
@@ -85,6 +86,27 @@ def test_a_deleted_package_is_seen_without_importing(plugins: Path) -> None:
 
 def test_other_environments_work_beside_broken_ones(plugins: Path) -> None:
     assert load_environment("tictactoe-v0").__name__ == "TicTacToe"
+
+
+def test_metadata_that_cannot_be_read_is_a_line_and_hides_no_other(
+    plugins: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torn, nameless = plugins / "torn-3.0.dist-info", plugins / "nameless-1.0.dist-info"
+    for folder in (torn, nameless):
+        folder.mkdir()
+    (torn / "METADATA").write_text("Metadata-Version: 2.1\nName: torn\nVersion: 3.0\n")
+    (torn / "entry_points.txt").write_bytes(b"[selfplay.environments]\nx \xff = = y\n")
+    (nameless / "entry_points.txt").write_text(
+        f"[selfplay.environments]\nnameless-v0 = m:C\nred\x1b[31m-v0 = m:C\n{'z' * 300}-v0 = m:C\n"
+    )
+    found = {e.id: e for e in list_entries(ENVIRONMENTS)}
+    assert {"kuhn-poker-v0", "import-v0", "nameless-v0"} <= set(found)
+    assert found["torn"].problem().startswith("the entry points of torn 3.0 cannot be read: UnicodeDecodeError")
+    assert find_entry(AGENTS, "random").distribution == "selfplay"
+    assert main(["env", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not any("\x1b" in line or len(line) > 400 for line in lines)
+    assert any(line.startswith("kuhn-poker-v0 ") and len(line) < 60 for line in lines)
 
 
 def test_two_distributions_with_one_id_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,10 @@ from selfplay.config.load import parse_override
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on standard output, and nothing else there.")
 
 
+_MAX_SHOWN = 80
+"""Characters of an id in a list."""
+
+
 class _Row(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the list."""
 
@@ -56,10 +60,13 @@ def list_(scheme: str | None, hub: str | None, as_json: bool) -> None:
         click.echo(msgspec.json.encode({"environments": rows}).decode())
         return
     if not rows:
-        click.echo("no environments are installed")
-    width = max((len(r.id) for r in rows), default=0)
-    for row in rows:
-        click.echo(f"{row.id:<{width}}  {row.source}" + (f"  broken: {row.problem}" if row.problem else ""))
+        click.echo("no environments are installed" if hub is None else "the hub is empty")
+    from selfplay.play.text import printable
+
+    shown = [(printable(r.id[:_MAX_SHOWN]), printable(r.source), printable(r.problem)) for r in rows]
+    width = max((len(name) for name, _, problem in shown if not problem), default=0)
+    for name, source, problem in shown:
+        click.echo(f"{name:<{width}}  {source}" + (f"  broken: {problem}" if problem else ""))
     if hub is None and scheme is None:
         from selfplay.registry import list_entries
         from selfplay.registry.entries import ADAPTERS
@@ -159,16 +166,21 @@ def _rows_of_library(scheme: str) -> list[_Row]:
 
 
 def _rows_of_hub(hub: str) -> list[_Row]:
-    from selfplay.registry.hub import published
+    from selfplay.play.text import printable
+    from selfplay.registry.hub import read_hub
 
-    return [
+    held = read_hub(env_hub_cmd.hub_folder(hub))
+    broken = [
+        _Row(id=printable(path), source="", entry_point="", problem=printable(why)) for path, why in held.broken.items()
+    ]
+    return broken + [
         _Row(
             id=e.id,
             source=f"{p.project} {p.version} {e.source.split()[-1]}",
             entry_point=", ".join(e.seats),
             problem="",
         )
-        for p in published(env_hub_cmd.hub_folder(hub))
+        for p in held.wheels
         for e in p.environments
     ]
 

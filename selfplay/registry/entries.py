@@ -36,6 +36,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, order=True):
     distribution: str
     version: str
     target: str
+    fault: str = ""
+    """Why a distribution offers nothing, where its own list cannot be read."""
 
     @property
     def source(self) -> str:
@@ -44,6 +46,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     def problem(self) -> str:
         """What can be seen to be wrong without importing the plugin; empty when nothing is."""
+        if self.fault:
+            return self.fault
         if self.group == ENVIRONMENTS and split_version(self.id) is None:
             return f"id {self.id[:60]!r} of {self.source} cannot be used: {FORM}"
         module, sep, attribute = self.target.partition(":")
@@ -58,12 +62,46 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 def list_entries(group: str) -> tuple[Entry, ...]:
-    """Everything offered in ``group``, sorted by id; the same id twice when two distributions offer it."""
-    entries = set()
-    for point in metadata.entry_points(group=group):
-        name, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "0")
-        entries.add(Entry(group=group, id=point.name, distribution=name, version=version, target=point.value))
+    """Everything offered in ``group``, sorted by id; the same id twice when two distributions offer it.
+
+    Among the environments a distribution whose list cannot be read is an entry with a `fault`.
+    """
+    try:
+        entries = {_entry(group, point) for point in metadata.entry_points(group=group)}
+    except Exception:  # noqa: BLE001 - the boundary to other people's metadata: one broken file must not hide the others
+        entries = _entries_one_by_one(group)
     return tuple(sorted(entries, key=lambda e: (e.id, e.distribution)))
+
+
+def _entry(group: str, point: metadata.EntryPoint) -> Entry:
+    name, version = _about(point.dist)
+    return Entry(group=group, id=point.name, distribution=name, version=version, target=point.value)
+
+
+def _entries_one_by_one(group: str) -> set[Entry]:
+    """The same with each distribution read for itself; of two of one name the first on the path counts, as in `metadata`."""
+    entries = dict[str, set[Entry]]()
+    for distribution in metadata.distributions():
+        try:
+            offered = {_entry(group, point) for point in distribution.entry_points.select(group=group)}
+        except Exception as e:  # noqa: BLE001 - as above
+            name, version = _about(distribution)
+            fault = f"the entry points of {name} {version} cannot be read: {one_line(e)}"
+            broken = Entry(group=group, id=name, distribution=name, version=version, target="", fault=fault)
+            offered = {broken} if group == ENVIRONMENTS else set()
+        for entry in offered:
+            entries.setdefault(entry.distribution, offered)
+    return {entry for offered in entries.values() for entry in offered}
+
+
+def _about(distribution: metadata.Distribution | None) -> tuple[str, str]:
+    """(name, version) of a distribution as far as its metadata tell; a folder left behind may have none."""
+    try:
+        if distribution is not None and distribution.name:
+            return str(distribution.name), str(distribution.version)
+    except Exception:  # noqa: BLE001 - as above
+        pass
+    return str(getattr(distribution, "_path", "unknown")).rpartition("/")[2].partition("-")[0], "0"
 
 
 def find_entry(group: str, name: str) -> Entry:

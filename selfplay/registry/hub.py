@@ -15,10 +15,15 @@ import html
 import re
 import shutil
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 
 from selfplay.errors import UnknownNameError, UserError
+from selfplay.registry.ids import check_id
+
+_ENTRY = ".json"
+_MAX_ENTRY_BYTES = 4 << 20
 
 
 class PublishedEnvironment(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,17 +52,48 @@ def normalised(project: str) -> str:
     return re.sub(r"[-_.]+", "-", project).lower()
 
 
-def published(hub: Path) -> tuple[Published, ...]:
-    """Everything in a hub, oldest version first; raises `UserError` for a folder that is none."""
+class Hub(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hub holds."""
+
+    wheels: tuple[Published, ...]
+    """Oldest version first."""
+    broken: dict[str, str]
+    """Path of an entry that is none → what is wrong with it. It hides nothing else."""
+
+
+def read_hub(hub: Path) -> Hub:
+    """Everything in a hub; raises `UserError` for a folder that is none."""
     if not hub.is_dir():
         raise UserError(f"{hub} is not a hub: there is no such folder")
-    found = []
-    for path in sorted(hub.glob("*/*.whl.json")):
+    found, broken = [], {}
+    for path in sorted(hub.glob(f"*/*.whl{_ENTRY}")):
         try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Published))
-        except (msgspec.DecodeError, OSError) as e:
-            raise UserError(f"{path} is not what a hub holds: {e}") from None
-    return tuple(sorted(found, key=lambda p: (p.project, _version_key(p.version))))
+            found.append(_entry(path))
+        except (msgspec.DecodeError, OSError, UserError) as e:
+            broken[str(path.relative_to(hub))] = str(e)
+    return Hub(wheels=tuple(sorted(found, key=lambda p: (p.project, _version_key(p.version)))), broken=broken)
+
+
+def published(hub: Path) -> tuple[Published, ...]:
+    """The wheels of a hub, oldest version first."""
+    return read_hub(hub).wheels
+
+
+def _entry(path: Path) -> Published:
+    """What stands beside a wheel. It may speak of that wheel alone: a path in it would lead out of the hub."""
+    if path.stat().st_size > _MAX_ENTRY_BYTES:
+        raise UserError(f"it has {path.stat().st_size} bytes, at most {_MAX_ENTRY_BYTES} are read")
+    entry = msgspec.json.decode(path.read_bytes(), type=Published)
+    if (entry.project, entry.wheel) != (path.parent.name, path.name.removesuffix(_ENTRY)):
+        raise UserError(f"it speaks of {entry.wheel!r} of {entry.project!r}, not of the wheel beside it")
+    for environment in entry.environments:
+        check_id(environment.id)
+        if not environment.source.strip():
+            raise UserError(f"it does not say where {environment.id} comes from")
+    said = [entry.project, entry.version, *(text for e in entry.environments for text in (e.source, *e.seats))]
+    if odd := [text for text in said if not text.isprintable()]:
+        raise UserError(f"it holds text that cannot be shown: {odd[0][:60]!r}")
+    return entry
 
 
 def find_published(hub: Path, wanted: str) -> Published:
@@ -73,6 +109,8 @@ def find_published(hub: Path, wanted: str) -> Published:
         matches = [p for p in matches if p.version == version]
         if versions and not matches:
             raise UserError(f"{hub} holds {name} {', '.join(versions)}, not {version}")
+    if len(projects := sorted({p.project for p in matches})) > 1:
+        raise UserError(f"{name!r} is offered by {' and '.join(projects)} in {hub}: name the project instead")
     if not matches:
         raise UnknownNameError(f"environment in {hub}", name, [e.id for p in everything for e in p.environments])
     return matches[-1]
@@ -96,12 +134,17 @@ def add_wheel(hub: Path, wheel: Path, entry: Published) -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """Hexadecimal digest of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    """Hexadecimal digest of a file; raises `UserError` for one that cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as e:
+        raise UserError(f"{path} cannot be read: {e.strerror}") from None
 
 
 def _write_index(folder: Path, links: dict[str, str]) -> None:
-    lines = [f'<a href="{html.escape(to)}">{html.escape(name)}</a><br>' for to, name in links.items()]
+    lines = [
+        f'<a href="{html.escape(quote(to, safe="/#="))}">{html.escape(name)}</a><br>' for to, name in links.items()
+    ]
     text = "\n".join(["<!DOCTYPE html><html><body>", *lines, "</body></html>"])
     (folder / "index.html").write_text(text + "\n", "utf-8")
 
