@@ -105,9 +105,9 @@ def test_games_that_failed_are_said_and_the_exit_code_tells(tmp_path: Path, caps
 
 
 def test_eval_in_two_environments_leaves_a_folder_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("eval", "cfr", *KUHN, "--env", "tictactoe-v0", "--pairs", "2", "--opponents", "random", "--out")
+    words = ("eval", "equilibrium", *KUHN, "--env", "tictactoe-v0", "--pairs", "2", "--opponents", "random", "--out")
     code = run(capsys, *words, tmp_path / "e")[0]
-    assert code == 2, "cfr cannot play the second, which is told before the first is played"
+    assert code == 2, "equilibrium cannot play the second, which is told before the first is played"
     assert not (tmp_path / "e").exists()
     games = ("--env", "connect-four-v0", "--env", "tictactoe-v0", "--pairs", "1")
     words = ("eval", "random", *games, "--opponents", "mcts:simulations=2", "--out")
