@@ -109,10 +109,10 @@ def test_eval_in_two_environments_leaves_a_folder_for_each(tmp_path: Path, capsy
     code = run(capsys, *words, tmp_path / "e")[0]
     assert code == 2, "equilibrium cannot play the second, which is told before the first is played"
     assert not (tmp_path / "e").exists()
-    games = ("--env", "connect-four-v0", "--env", "tictactoe-v0", "--pairs", "1")
-    words = ("eval", "random", *games, "--opponents", "mcts:simulations=2", "--out")
+    games = (*KUHN, "--env", "leduc-poker-v0", "--pairs", "1")
+    words = ("eval", "random", *games, "--opponents", "equilibrium", "--out")
     assert run(capsys, *words, tmp_path / "e")[0] == 0
-    assert {p.name for p in (tmp_path / "e").iterdir()} == {"connect-four-v0", "tictactoe-v0"}
+    assert {p.name for p in (tmp_path / "e").iterdir()} == {"kuhn-poker-v0", "leduc-poker-v0"}
 
 
 def test_a_match_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
