@@ -84,12 +84,12 @@ def _table(spec: TournamentSpec, result: Standings) -> object:
 
 def _below(result: Standings, folder: Path | None, played: Played | None) -> list[str]:
     from selfplay.tournament.report import verdict
-    from selfplay.tournament.words import seat_texts
+    from selfplay.tournament.words import counted, seat_texts
 
     ratings = result.ratings
     lines = [
         verdict(result),
-        f"Elo: {ratings.reference}; ratings of {ratings.num_clusters} pairs, draws {ratings.draw_share:.0%}",
+        f"Elo: {ratings.reference}; ratings of {counted(ratings.num_clusters, 'pair')}, draws {ratings.draw_share:.0%}",
     ]
     if len(ratings.seat_effects) == 2:
         lines.append(f"first seat: {seat_texts(ratings)[0]}")

@@ -15,7 +15,7 @@ from selfplay.tournament import svg
 from selfplay.tournament.gamelog import GameLine
 from selfplay.tournament.spec import TournamentSpec
 from selfplay.tournament.standings import Standings
-from selfplay.tournament.words import elo_text, interval_text, rank_text, reward_text, seat_texts
+from selfplay.tournament.words import counted, elo_text, interval_text, rank_text, reward_text, seat_texts
 from selfplay.types import Episode
 
 TRANSCRIPTS = 12
@@ -93,7 +93,7 @@ def _head(spec: TournamentSpec, result: Standings) -> str:
     notes = "".join(f'<p class="note">{escape(r)}</p>' for r in table.remarks)
     return (
         f'<h1>{escape(spec.env)}</h1><p class="lead">{escape(verdict(result))}</p>'
-        f'<p class="soft">{len(spec.players)} players, {table.num_games} rated games in {table.num_clusters} pairs '
+        f'<p class="soft">{len(spec.players)} players, {counted(table.num_games, "rated game")} in {counted(table.num_clusters, "pair")} '
         f"({escape(played)}); schedule {spec.schedule}, seed {spec.seed}; {escape(spec.env_source)}"
         f"{escape('; model ' + _model_name(spec.model)) if spec.model else ''}</p>{notes}"
     )

@@ -19,6 +19,7 @@ from selfplay.tournament.gamelog import GameLine, read_episode, read_lines
 from selfplay.tournament.report import report_html
 from selfplay.tournament.spec import STOPPED_BY_RESULT, Entrant, TournamentSpec, rotations
 from selfplay.tournament.standings import Standings, standings
+from selfplay.tournament.words import counted
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +67,7 @@ def conclude(found: Found) -> Standings:
     result = standings(found.lines, [p.name for p in found.spec.players], found.anchors)
     remarks = list(result.ratings.remarks)
     if lopsided := num_incomplete(found):
-        remarks.append(f"{lopsided} pairs are incomplete: not every seating of their deal has a result")
+        remarks.append(f"{counted(lopsided, 'pair')} without a result in every seating of the deal")
     if found.spec.origin != "tournament":
         remarks.append(STOPPED_BY_RESULT)
     ratings = msgspec.structs.replace(result.ratings, remarks=tuple(remarks))

@@ -12,6 +12,11 @@ VAGUE = 1000.0
 """Elo to either side from which on an interval says nothing."""
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 pair``, ``2 pairs``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def rank_text(row: PlayerRating) -> str:
     """``2`` or ``1–3``: the ranks that the games leave open; a dash without games."""
     if not row.games:
