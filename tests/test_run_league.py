@@ -149,6 +149,26 @@ def test_games_of_the_gate_are_kept_whole_and_shown_like_a_tournaments(
     assert STOPPED_BY_RESULT in told["remarks"]
     assert {p for line in lines for p in line.seats.values()} == {p["player"] for p in told["players"]}
     assert "biased away from 0" in (run / "gate/report.html").read_text()
+    assert (
+        main(
+            [
+                "tournament",
+                "--env",
+                "kuhn-poker-v0",
+                "--players",
+                "random",
+                "equilibrium",
+                "--pairs",
+                "1",
+                "--out",
+                str(run / "T"),
+            ]
+        )
+        == 0
+    )
+    assert main(["rate", str(run / "T"), "--merge", str(run / "gate"), "--json"]) == 0
+    merged = json.loads(capsys.readouterr().out.splitlines()[-1])["standings"]["ratings"]
+    assert any("groups never met" in r for r in merged["remarks"])
     assert main(["replay", str(run / "gate"), lines[-1].game, "--show-private"]) == 0
     assert lines[-1].game in capsys.readouterr().out
     assert main(["replay", str(run), "3"]) == 0

@@ -111,7 +111,7 @@ def gate_spec(plan: RunPlan) -> TournamentSpec:
     """The run's game, as the folder of the gate's games says it."""
     config, match = plan.config, plan.matchmaker.match(0)
     return TournamentSpec(
-        env=match.env, env_source=plan.spec.source, env_params=match.env_params, seats=tuple(s.seat for s in match.seats),
+        env=match.env, env_source=plan.spec.source, env_params=plan.spec.values(match.env_params), seats=tuple(s.seat for s in match.seats),
         players=(), pairs=config.league.gate_pairs, seed=config.seed, model=config.model, jury=config.jury,
         temperature=config.rollout.temperature, max_move_tokens=plan.max_move_tokens, limits=match.limits,
     )  # fmt: skip
