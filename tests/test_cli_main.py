@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -170,6 +171,22 @@ def test_closed_standard_output_is_output_to_nowhere() -> None:
         ["sh", "-c", f"{sys.executable} -m selfplay.cli.main env list >&-"], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_game_that_writes_past_sys_stdout_leaves_json_whole(tmp_path: Path) -> None:
+    (tmp_path / "loud.py").write_text(
+        "import os\nfrom selfplay_envs.nim import Nim\n\nclass Loud(Nim):\n    def step(self, moves):\n"
+        "        os.write(1, b'raw\\n')\n        os.system('echo child')\n        super().step(moves)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "selfplay.cli.main", "play", str(tmp_path / "loud.py"), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert len(json.loads(done.stdout)["episodes"]) == 1
+    assert "raw\n" in done.stderr
+    assert "child\n" in done.stderr
 
 
 def test_a_number_option_refuses_nan() -> None:

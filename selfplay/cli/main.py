@@ -112,6 +112,8 @@ def run(group: click.Group, argv: Sequence[str]) -> int:
     """Run a command of ``group``; errors end here and become an exit code and, on standard error, a line."""
     try:
         _require_output()
+        if "--json" in argv:
+            _keep_output_for_results()
         result = _invoke(group, list(argv))
         sys.stdout.flush()
         return result if isinstance(result, int) else EXIT_OK
@@ -152,6 +154,19 @@ def _require_output() -> None:
     """Standard output closed by the caller is treated as sent to nowhere: a command's work does not depend on it."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  lives as long as the process
+
+
+def _keep_output_for_results() -> None:
+    """What is written past `sys.stdout`, by C code of a game's library or by a child, goes to standard error."""
+    try:
+        if sys.stdout.fileno() != 1:
+            return
+        sys.stdout.flush()
+        kept = os.dup(1)
+        os.dup2(2, 1)
+    except (OSError, ValueError):  # standard output is no descriptor, or there is no standard error
+        return
+    sys.stdout = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)  # noqa: SIM115, PTH123  as above
 
 
 def _complain(message: str, code: int) -> int:
