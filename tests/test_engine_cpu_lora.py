@@ -34,11 +34,15 @@ def layer(wrapper: Wrapper, outs: tuple[int, ...], seed: int) -> Any:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
 
-    return SimpleNamespace(
-        output_slices=outs, punica_wrapper=wrapper,
+    def vllms_own(*args: Any) -> None:
+        at.own_calls.append(args)
+
+    at = SimpleNamespace(
+        output_slices=outs, punica_wrapper=wrapper, n_slices=len(outs), tp_size=1, set_lora=vllms_own, own_calls=[],
         lora_a_stacked=tuple(random(SLOTS, 1, RANK, WIDTH) for _ in outs),
         lora_b_stacked=tuple(random(SLOTS, 1, out, RANK) for out in outs),
     )  # fmt: skip
+    return at
 
 
 def by_rows(y: Tensor, x: Tensor, at: Any, slots: list[int], scale: float) -> Tensor:
@@ -89,6 +93,39 @@ def test_loading_into_a_slot_reaches_the_kernel() -> None:
         wrapper.add_lora_linear(y, x, at.lora_a_stacked, at.lora_b_stacked, 1.0, (8, 8))
         assert torch.allclose(y[0], (new_b @ (new_a @ x[0])).repeat(2), atol=1e-5)
         assert torch.equal(y[1], torch.zeros(16)) is (slots[1] == -1)
+
+
+@pytest.mark.parametrize("rank", [RANK, RANK - 1])
+def test_an_adapter_replaces_all_that_was_in_its_slot_and_nothing_else(rank: int) -> None:
+    wrapper = Wrapper()
+    at = layer(wrapper, (8, 4), seed=3)
+    cpu_lora.apply(SimpleNamespace(modules={"q": at}))
+    before = [(a.clone(), b.clone()) for a, b in zip(at.lora_a_stacked, at.lora_b_stacked, strict=True)]
+    new_a, new_b = torch.randn(rank, WIDTH), torch.randn(8, rank)
+    at.set_lora(1, [new_a, None], [new_b, None])
+    assert torch.equal(at.lora_a_stacked[0][1, 0, :rank], new_a)
+    assert torch.equal(at.lora_b_stacked[0][1, 0, :, :rank], new_b)
+    assert not at.lora_a_stacked[0][1, 0, rank:].any() and not at.lora_b_stacked[0][1, 0, :, rank:].any()
+    assert not at.lora_a_stacked[1][1].any() and not at.lora_b_stacked[1][1].any()
+    for slot in (0, 2):
+        for (a, b), now_a, now_b in zip(before, at.lora_a_stacked, at.lora_b_stacked, strict=True):
+            assert torch.equal(now_a[slot], a[slot]) and torch.equal(now_b[slot], b[slot])
+
+
+def test_a_layer_of_one_slice_takes_bare_matrices() -> None:
+    at = layer(Wrapper(), (8,), seed=4)
+    cpu_lora.apply(SimpleNamespace(modules={"o": at}))
+    new_a, new_b = torch.randn(RANK, WIDTH), torch.randn(8, RANK)
+    at.set_lora(0, new_a, new_b)
+    assert torch.equal(at.lora_a_stacked[0][0, 0], new_a) and torch.equal(at.lora_b_stacked[0][0, 0], new_b)
+
+
+def test_what_does_not_come_one_pair_per_slice_is_left_to_vllm() -> None:
+    at = layer(Wrapper(), (8, 8), seed=5)
+    cpu_lora.apply(SimpleNamespace(modules={"q": at}))
+    both = (1, [torch.randn(RANK, WIDTH)], [torch.randn(16, RANK)])
+    at.set_lora(*both)
+    assert at.own_calls == [both]
 
 
 def test_a_new_batch_forgets_the_mask_of_the_old_one() -> None:

@@ -61,7 +61,7 @@ class Site:
 
     def __init__(self, engine: VllmEngine, model: ResolvedModel, dtype: DtypeName, memory: Path, disk: Path) -> None:
         self.engine, self._dtype, self._memory, self._disk = engine, dtype, memory, disk
-        self.tensors = adapter_tensors(model, RANKS[dtype])
+        self.tensors: dict[str, Tensor] = {}
         self.config: dict[str, Any] = {
             "r": RANKS[dtype], "lora_alpha": 2 * RANKS[dtype], "target_modules": list(model.linear_names), "peft_type": "LORA",
         }  # fmt: skip
@@ -89,6 +89,8 @@ class Site:
         site = cls(VllmEngine(config), model, dtype, memory, disk)
         try:
             await site.engine.start()
+            # only now: the engine's process is forked, and would hang with a copy of threads that had computed here
+            site.tensors = adapter_tensors(model, RANKS[dtype])
             await site._join()
             for name in LOADED:
                 await site.install(name, "gloo")

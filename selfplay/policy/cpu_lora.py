@@ -7,8 +7,8 @@ two dense products over all rows and the slots in use: ``h = x Aᵀ`` for the ra
 cost grows with the adapters in the batch, not with its rows or with the slots that stand empty.
 
 For this the slots of a layer live in one block each for A [slices, slots, rank, in] and B [slots, rank, out] per slice;
-vLLM's own tensors become views of them, so its loading of adapters works as before. Applied after the model is loaded,
-on CPUs only, to the objects of one engine.
+vLLM's own tensors become views of them. An adapter is put into its slot by one copy per matrix; vLLM clears the whole slot
+first. Applied after the model is loaded, on CPUs only, to the objects of one engine.
 """
 
 from __future__ import annotations
@@ -68,6 +68,38 @@ def _rearrange(layer: Any) -> None:
     a_side.block = block
     layer.lora_b_stacked = b_side = _Slots(part.transpose(1, 2).unsqueeze(1) for part in blocks)
     b_side.blocks = blocks
+    if layer.tp_size == 1:  # otherwise vLLM cuts the matrices first
+        layer.set_lora = MethodType(_setting(layer.set_lora), layer)
+
+
+def _setting(original: Any) -> Any:
+    """``set_lora`` for adapters with one pair of matrices, or none, per slice; vLLM's own for all others."""
+
+    def set_lora(
+        layer: Any, index: int, lora_a: Tensor | list[Tensor | None], lora_b: Tensor | list[Tensor | None]
+    ) -> None:
+        a_parts, b_parts = _parts(lora_a), _parts(lora_b)
+        if not len(a_parts) == len(b_parts) == layer.n_slices:
+            original(index, lora_a, lora_b)
+            return
+        for number, (a, b) in enumerate(zip(a_parts, b_parts, strict=True)):
+            _fill(layer.lora_a_stacked.block[number, index], a)
+            _fill(layer.lora_b_stacked.blocks[number][index], None if b is None else b.t())
+
+    return set_lora
+
+
+def _parts(matrices: Tensor | list[Tensor | None]) -> list[Tensor | None]:
+    return [matrices] if isinstance(matrices, Tensor) else matrices
+
+
+def _fill(slot: Tensor, matrix: Tensor | None) -> None:
+    """``matrix`` [r, n] into ``slot`` [rank ≥ r, n], zeros below."""
+    rank = 0 if matrix is None else len(matrix)
+    if matrix is not None:
+        slot[:rank].copy_(matrix)
+    if rank < len(slot):
+        slot[rank:].zero_()
 
 
 def _updating(original: Any) -> Any:

@@ -19,7 +19,10 @@ from typing import Any
 import msgspec
 import torch
 from torch import Tensor
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import LoRALayerWeights
 from vllm.lora.peft_helper import PEFTHelper
+from vllm.lora.utils import parse_fine_tuned_lora_name
 
 from selfplay.errors import SyncError
 from selfplay.policy import cpu_lora
@@ -86,6 +89,7 @@ class AdapterRoom:
         self._worker_manager, self._manager = worker_manager, worker_manager._adapter_manager
         self._staging: Staging[Any] = Staging(timeout_s=sync_timeout_s)
         self._built: dict[str, Any] = {}
+        self._layers = LayerBuilder(self._manager.model)
         self._joining: _Joining | None = None
         load = worker_manager._load_adapter
 
@@ -149,23 +153,55 @@ class AdapterRoom:
     def _build(self, adapter_id: int, tensors: dict[str, Tensor], header: BucketHeader) -> Any:
         """A vLLM adapter out of PEFT tensors, packed as the model's layers want it. Runs beside the engine."""
         manager = self._worker_manager
-        dtype, model = manager.lora_config.lora_dtype, self._manager.model
+        dtype = manager.lora_config.lora_dtype
         fields = {**header.adapter_config, "vllm_max_position_embeddings": manager.max_position_embeddings}
         helper = PEFTHelper.from_dict(fields)
         helper.validate_legal(manager.lora_config)
-        mapper = getattr(model, "hf_to_vllm_mapper", None)
-        # Copies: vLLM multiplies B by alpha / r in place, and the received bytes are let go of.
-        owned = {name: tensor.to(dtype, copy=True) for name, tensor in tensors.items()}
-        adapter = manager._lora_model_cls.from_lora_tensors(
-            adapter_id, owned, helper, device="cpu", dtype=dtype, model_vocab_size=manager.vocab_size,
-            weights_mapper=mapper.get_rename_mapper() if mapper else None,
-            skip_prefixes=getattr(model, "lora_skip_prefixes", None),
-        )  # fmt: skip
+        adapter = manager._lora_model_cls(adapter_id, helper.r, self._layers.build(tensors, helper, dtype))
         self._manager._create_merged_loras_inplace(adapter)
         unknown = sorted(set(adapter.loras) - set(self._manager.modules))
         if unknown:
             raise SyncError(f"the engine has no layer for {unknown[0]}, which the adapter changes")
         return adapter
+
+
+class LayerBuilder:
+    """vLLM's layers of an adapter out of PEFT tensors. All versions of an agent have the same names: each is read once."""
+
+    def __init__(self, model: Any) -> None:
+        mapper = getattr(model, "hf_to_vllm_mapper", None)
+        self._mapper = mapper.get_rename_mapper() if mapper else None
+        self._skip: list[str] | None = getattr(model, "lora_skip_prefixes", None)
+        self._names: dict[str, tuple[str, str, bool] | None] = {}
+
+    def build(self, tensors: dict[str, Tensor], helper: PEFTHelper, dtype: torch.dtype) -> dict[str, LoRALayerWeights]:
+        """Module → its two matrices. They are ``tensors`` themselves where the type is ``dtype``, and B is scaled in place."""
+        layers: dict[str, LoRALayerWeights] = {}
+        for name, tensor in tensors.items():
+            if name not in self._names:
+                self._names[name] = self._read(name)
+            if (known := self._names[name]) is None:
+                continue
+            module, peft_module, is_a = known
+            if module not in layers:
+                # ranks and scales may be given by module, and then by the name before it is mapped
+                layers[module] = LoRALayerWeights.from_config(module, helper, peft_module)
+            setattr(layers[module], "lora_a" if is_a else "lora_b", tensor.to("cpu", dtype))
+        # vLLM would scale each by itself, and has nothing left to do when the scale is 1
+        torch._foreach_mul_([x.lora_b for x in layers.values()], [x.scaling for x in layers.values()])
+        for layer in layers.values():
+            layer.scaling = 1
+        return layers
+
+    def _read(self, name: str) -> tuple[str, str, bool] | None:
+        """(vLLM's module, PEFT's module, whether it is A), or None for a part of the model that is not loaded."""
+        if self._skip and LoRAModel._should_skip_module(name, self._skip):
+            return None
+        (module, is_a), (peft_module, _) = (
+            parse_fine_tuned_lora_name(name, self._mapper),
+            parse_fine_tuned_lora_name(name),
+        )
+        return module, peft_module, is_a
 
 
 class FlightCounter:

@@ -54,7 +54,7 @@ def pack(
     if not tensors:
         raise SyncError("an adapter without tensors cannot be sent")
     names = sorted(tensors)
-    flat = torch.cat([tensors[n].detach().reshape(-1).to(_torch_dtype(dtype)) for n in names])
+    flat = torch.cat([tensors[n].detach().flatten() for n in names]).to(_torch_dtype(dtype))
     if not _is_finite(flat):
         raise SyncError(f"adapter tensor {_first_non_finite(tensors, names, dtype)!r} is not finite as {dtype}")
     layout, offset = [], 0
@@ -74,8 +74,8 @@ def unpack(header: BucketHeader, data: Tensor) -> dict[str, Tensor]:
     """The tensors of a received bucket by name: views into ``data`` (uint8 [num_bytes])."""
     check_header(header)
     _check_data(header, data)
-    flat = data.view(DTYPES[header.dtype])
-    return {name: flat[start : start + _numel(shape)].view(shape) for name, shape, start in header.layout}
+    parts = data.view(DTYPES[header.dtype]).split([_numel(shape) for _, shape, _ in header.layout])
+    return {name: part.view(shape) for part, (name, shape, _) in zip(parts, header.layout, strict=True)}
 
 
 def verify(header: BucketHeader, data: Tensor) -> None:
@@ -154,7 +154,4 @@ def _first_non_finite(tensors: Mapping[str, Tensor], names: list[str], dtype: st
 
 
 def _numel(shape: tuple[int, ...]) -> int:
-    out = 1
-    for d in shape:
-        out *= d
-    return out
+    return math.prod(shape)

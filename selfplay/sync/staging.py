@@ -5,8 +5,9 @@
     adapter = staging.take(key, timeout_s)    # when the sender is done: what ``build`` made, or SyncError
     staging.abort(key)                        # the sync failed: forget it
 
-``build(tensors, header)`` runs in the thread, so the engine's own loop only ever registers a finished object. Buckets
-over one transport are received in the order of their `begin`.
+``build(tensors, header)`` runs in the thread, so the engine's own loop only ever registers a finished object. The tensors
+are views of one host buffer that is nobody else's: ``build`` may keep and change them. Buckets over one transport are
+received in the order of their `begin`.
 """
 
 from __future__ import annotations
@@ -169,6 +170,6 @@ class Staging(Generic[T]):
 
 def _receive(job: _Job[T]) -> T:
     assert job.receiver is not None  # set by begin, cleared only when the job has ended
-    data = job.receiver.receive(job.header, job.timeout_s, job.cancelled)
+    data = job.receiver.receive(job.header, job.timeout_s, job.cancelled).cpu()  # at once, instead of tensor by tensor
     verify(job.header, data)
     return job.build(unpack(job.header, data), job.header)
