@@ -105,11 +105,14 @@ def test_an_adapter_replaces_all_that_was_in_its_slot_and_nothing_else(rank: int
     at.set_lora(1, [new_a, None], [new_b, None])
     assert torch.equal(at.lora_a_stacked[0][1, 0, :rank], new_a)
     assert torch.equal(at.lora_b_stacked[0][1, 0, :, :rank], new_b)
-    assert not at.lora_a_stacked[0][1, 0, rank:].any() and not at.lora_b_stacked[0][1, 0, :, rank:].any()
-    assert not at.lora_a_stacked[1][1].any() and not at.lora_b_stacked[1][1].any()
+    assert not at.lora_a_stacked[0][1, 0, rank:].any()
+    assert not at.lora_b_stacked[0][1, 0, :, rank:].any()
+    assert not at.lora_a_stacked[1][1].any()
+    assert not at.lora_b_stacked[1][1].any()
     for slot in (0, 2):
         for (a, b), now_a, now_b in zip(before, at.lora_a_stacked, at.lora_b_stacked, strict=True):
-            assert torch.equal(now_a[slot], a[slot]) and torch.equal(now_b[slot], b[slot])
+            assert torch.equal(now_a[slot], a[slot])
+            assert torch.equal(now_b[slot], b[slot])
 
 
 def test_a_layer_of_one_slice_takes_bare_matrices() -> None:
@@ -117,7 +120,8 @@ def test_a_layer_of_one_slice_takes_bare_matrices() -> None:
     cpu_lora.apply(SimpleNamespace(modules={"o": at}))
     new_a, new_b = torch.randn(RANK, WIDTH), torch.randn(8, RANK)
     at.set_lora(0, new_a, new_b)
-    assert torch.equal(at.lora_a_stacked[0][0, 0], new_a) and torch.equal(at.lora_b_stacked[0][0, 0], new_b)
+    assert torch.equal(at.lora_a_stacked[0][0, 0], new_a)
+    assert torch.equal(at.lora_b_stacked[0][0, 0], new_b)
 
 
 def test_what_does_not_come_one_pair_per_slice_is_left_to_vllm() -> None:

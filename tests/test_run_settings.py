@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from tests.runs import TINY, Run
 
+from selfplay.store.episode_log import EpisodeLog
+from selfplay.tournament.spec import TournamentSpec
+
 pytestmark = pytest.mark.engine
 
 
@@ -30,3 +33,17 @@ def test_two_ranks_share_the_base_and_a_checkpoint_sits_down(tmp_path: Path) -> 
     play = Run(tmp_path, "play", "debate-v0", "--run", "runs/r", "--players", "pro@2,base", "--jury", "even", "--json")
     assert play.wait() == 0, play.error_text()
     assert '"pro"' in play.out.read_text()
+
+    judged = Run(
+        tmp_path, "tournament", "--env", "debate-v0", "-p", "split=eval", "--players", "runs/r/adapters/pro/2", "base",
+        "--jury", "runs/r/adapters/con/2", "--pairs", "1", "--out", "t", "--json",
+    )  # fmt: skip
+    assert judged.wait() == 0, judged.error_text()
+    spec = TournamentSpec.load(tmp_path / "t")
+    assert spec.judge is not None
+    assert spec.judge.name == "con@2"
+    assert spec.jury.agent == "entrant-1@2"
+    with EpisodeLog.open(tmp_path / "t/episodes", write=False, say=print) as log:
+        asked = [record for _, episode in log.episodes() for record in episode.jury]
+    assert len(asked) == 4  # two games, each in both orders, and the judge answered for itself
+    assert {record.juror for record in asked} == {"entrant-1@2"}

@@ -25,6 +25,7 @@ from selfplay.tournament.gamelog import read_episode, read_lines
 from selfplay.types import Episode, Match, SeatAssignment, Turn
 
 KUHN = ("--env", "kuhn-poker-v0")
+DEBATE = ("tournament", "--env", "debate-v0", "--players", "random", "base")
 TWO = ("tournament", *KUHN, "--players", "random", "equilibrium")
 
 
@@ -165,6 +166,10 @@ def test_a_match_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         (("match", "random", "equilibrium", *KUHN, "--sprt", "5,1"), "elo0 < elo1"),
         (("match", "random", "equilibrium", *KUHN, "-p", "players=3"), "needs two"),
         (("eval", "random", "--env", "debate-v0", "--exploitability"), "jury"),
+        ((*DEBATE, "--jury", "nobody"), "'nobody' names none"),
+        ((*DEBATE, "--jury", "api:base=http://127.0.0.1:1/v1"), "no model name"),
+        ((*DEBATE, "--jury", "api:model=m:base=ftp://a"), "not of the form https://host/v1"),
+        ((*DEBATE, "--jury", "api:modle=m"), "modle"),
         (("eval", "random", "equilibrium", *KUHN), "one checkpoint"),
     ],
 )

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from selfplay.config import Config
+from selfplay.config.schema import JuryConfig
 from selfplay.errors import StoreError, UserError
 from selfplay.launch.tournament import Played, new_folder, play_tournament
 from selfplay.tournament.gamelog import LOG_NAME, GameLine, GameLog, read_episode, read_lines
@@ -60,6 +61,16 @@ def test_a_pair_is_one_deal_in_both_seatings_and_ids_are_hashes() -> None:
     assert first.id == kuhn().table_games(("random", "eq"), 1)[0].id
     assert first.id != kuhn(seed=1).table_games(("random", "eq"), 1)[0].id
     assert first.cluster == second.cluster
+
+
+def test_the_same_game_before_another_jury_is_another_game() -> None:
+    judges = (
+        {}, {"jury": JuryConfig(agent="api", api_model="a")}, {"jury": JuryConfig(agent="api", api_model="b")},
+        {"jury": JuryConfig(agent="j@1"), "judge": Entrant(name="j", player="llm", digest="one")},
+        {"jury": JuryConfig(agent="j@1"), "judge": Entrant(name="j", player="llm", digest="two")},
+    )  # fmt: skip
+    ids = {kuhn(**changes).table_games(("random", "eq"), 1)[0].id for changes in judges}
+    assert len(ids) == len(judges)
 
 
 def test_tables_of_many_seats() -> None:

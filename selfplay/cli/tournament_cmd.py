@@ -32,7 +32,7 @@ seed_option = click.option(
 )
 model_option = click.option("--model", default=None, help="Base model of model players.  [default: that of the runs]")
 jury_option = click.option(
-    "--jury", default="base", show_default=True, help="Who judges games that need it: base or api."
+    "--jury", default="base", show_default=True, help="Who judges: base, api:model=NAME, or runs/NAME/adapters/AGENT/N."
 )
 concurrency_option = click.option(
     "--concurrency", default=16, show_default=True, type=click.IntRange(1, 4096), help="Games at once."
@@ -220,7 +220,7 @@ def make_spec(asked: dict[str, Any], words: tuple[str, ...]) -> tuple[Field, Tou
     """The players and the tournament that the command line asks for, checked; raises `UserError`."""
     from selfplay.config.load import parse_override
     from selfplay.config.schema import JuryConfig
-    from selfplay.launch.entrants import read_field
+    from selfplay.launch.entrants import read_field, read_jury
     from selfplay.registry import describe
     from selfplay.tournament.spec import TournamentSpec
     from selfplay.types import Limits
@@ -231,7 +231,9 @@ def make_spec(asked: dict[str, Any], words: tuple[str, ...]) -> tuple[Field, Tou
         raise UserError("name at least two players with --players, for example --players random base")
     given = dict(parse_override(text) for text in asked["params"])
     env = describe(asked["env"], given)
-    field = read_field(words, model=asked["model"])
+    known = read_jury(asked["jury"]) if env.needs_jury else JuryConfig()
+    field = read_field(words, model=asked["model"], judge=asked["jury"] if known is None else None)
+    jury = known or JuryConfig(agent=field.judge_agent)
     if len(field.entrants) < 2:
         raise UserError(f"only {field.entrants[0].name} would play: name at least two players")
     names = [e.name for e in field.entrants]
@@ -239,14 +241,12 @@ def make_spec(asked: dict[str, Any], words: tuple[str, ...]) -> tuple[Field, Tou
     for name in (*anchors, *compare):
         if name not in names:
             raise UserError(f"{name!r} does not play; the players are {', '.join(names)}")
-    if env.needs_jury and asked["jury"] not in ("base", "api"):
-        raise ConfigError(f"--jury {asked['jury']!r} is not base or api")
-    needs_model = field.needs_model or (env.needs_jury and asked["jury"] == "base")
+    needs_model = field.needs_model or (env.needs_jury and jury.agent != "api")
     spec = TournamentSpec(
         env=env.id, env_source=env.source, env_params=env.values(given), seats=env.seats, players=field.entrants,
         schedule=asked["schedule"], pairs=asked["pairs"], anchors=anchors,
         compare=compare, seed=asked["seed"],
-        model=field.config.model if needs_model else "", jury=JuryConfig(agent=asked["jury"]),
+        model=field.config.model if needs_model else "", jury=jury, judge=field.judge,
         temperature=asked["temperature"], max_move_tokens=env.max_move_tokens, limits=Limits(max_turns=env.max_turns),
         concurrency=env.games_at_once(asked["concurrency"]), budget_tokens=asked.get("budget_tokens", 0),
         budget_time_s=_seconds(asked.get("budget_time", "0")),
@@ -278,7 +278,7 @@ def _load(folder: Path) -> tuple[TournamentSpec, Field]:
             f"{folder} holds games of a run's promotion gate, which the run itself plays: selfplay rate and replay show them"
         )
     words = [p.adapter for p in spec.players if p.adapter] or ["base"]
-    return spec, read_field(words, model=spec.model or None)
+    return spec, read_field(words, model=spec.model or None, judge=spec.judge.adapter if spec.judge else None)
 
 
 def _go_on(folder: Path, *, as_json: bool) -> None:

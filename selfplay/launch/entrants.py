@@ -15,10 +15,12 @@ import msgspec
 
 from selfplay.config import Config
 from selfplay.config.load import parse_override
+from selfplay.config.schema import JuryConfig
 from selfplay.errors import ConfigError, StoreError, UnknownNameError, UserError
 from selfplay.launch.serve import Adapter
 from selfplay.launch.warm_start import base_model
-from selfplay.registry import AGENTS, list_entries
+from selfplay.play.chat_api import ChatApi, api_base
+from selfplay.registry import AGENTS, Parameter, check_values, list_entries
 from selfplay.store.adapters import AdapterStore
 from selfplay.store.peft_format import read_config
 from selfplay.store.run_folder import RunFolder
@@ -35,18 +37,30 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
     entrants: tuple[Entrant, ...]
     adapters: tuple[Adapter, ...]
+    judge: Entrant | None = None
     config: Config
     """Of the policy server; its model is that of the runs."""
+
+    @property
+    def judge_agent(self) -> str:
+        """What a jury configuration calls the judge."""
+        return "" if self.judge is None else f"{self.judge.agent}@{self.judge.version}"
 
     @property
     def needs_model(self) -> bool:
         return any(e.player == "llm" for e in self.entrants)
 
 
-def read_field(words: Sequence[str], *, model: str | None, config: Config | None = None) -> Field:
-    """The players that ``words`` name. Raises `UserError` for a word that names none, or adapters of different models."""
+def read_field(
+    words: Sequence[str], *, model: str | None, config: Config | None = None, judge: str | None = None
+) -> Field:
+    """The players that ``words`` name, and the adapter that judges them, if one is to.
+
+    Raises `UserError` for a word that names none, or adapters of different models.
+    """
     entrants: list[Entrant] = []
-    folders: list[Path] = []
+    judging = [] if judge is None else [_checkpoint(_judge(judge))]
+    folders: list[Path] = [Path(j.adapter) for j in judging]
     for word in words:
         found = _paths(word)
         folders += found
@@ -55,13 +69,16 @@ def read_field(words: Sequence[str], *, model: str | None, config: Config | None
     config = _config(folders, model, config)
     served: list[Entrant] = []
     adapters: list[Adapter] = []
-    for entrant in entrants:
+    for entrant in [*entrants, *judging]:
         if entrant.adapter:
             adapters.append(_adapter(entrant, len(adapters)))
             version = adapters[-1].served
             entrant = msgspec.structs.replace(entrant, agent=version.agent, version=version.version)
         served.append(entrant)
-    return Field(entrants=tuple(served), adapters=tuple(adapters), config=config)
+    return Field(
+        entrants=tuple(served[: len(entrants)]), adapters=tuple(adapters), config=config,
+        judge=served[-1] if judging else None,
+    )  # fmt: skip
 
 
 def adapters_of(entrants: Sequence[Entrant]) -> tuple[Adapter, ...]:
@@ -77,6 +94,30 @@ def adapters_of(entrants: Sequence[Entrant]) -> tuple[Adapter, ...]:
             served = PolicyVersion(entrant.agent, entrant.version or 0)
             out.append(Adapter(served=served, stored=stored, root=str(path.parents[1])))
     return tuple(out)
+
+
+def read_jury(word: str) -> JuryConfig | None:
+    """``base``, or ``api:model=NAME`` with ``base=URL`` or SELFPLAY_API_BASE, checked; None for what must be an adapter."""
+    name, *rest = _OPTION.split(word)
+    if word == BASE:
+        return JuryConfig()
+    if name != "api":
+        return None
+    known = [Parameter(name=option, kind="str", default="") for option in ("base", "model")]
+    options = check_values("jury api", known, dict(parse_override(part) for part in rest))
+    base, model = api_base(str(options["base"])), str(options["model"])
+    ChatApi(base, model)  # a wrong address or name is said now
+    return JuryConfig(agent="api", api_base=base, api_model=model)
+
+
+def _judge(word: str) -> Path:
+    """The one version folder that ``word`` names."""
+    found = _paths(word)
+    if len(found) != 1:
+        raise UserError(
+            f"a jury is base, api:model=NAME, or one adapter, runs/NAME/adapters/AGENT/N: {word!r} names {len(found) or 'none'}"
+        )
+    return found[0]
 
 
 def _paths(word: str) -> list[Path]:

@@ -98,7 +98,7 @@ async def _site(
     async with contextlib.AsyncExitStack() as stack:
         served: Served | None = None
         if spec.model:
-            served = await stack.enter_async_context(open_server(config, adapters_of(spec.players), say))
+            served = await stack.enter_async_context(open_server(config, adapters_of(spec.served), say))
         runtime = RuntimeDir.create()
         stack.callback(runtime.remove)
         pool = PoolSupervisor(_pool_config(spec, config, served), runtime=runtime, log_dir=folder / "logs")

@@ -72,6 +72,8 @@ class TournamentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     model: str = ""
     """Base model of model players; empty when none plays."""
     jury: JuryConfig = JuryConfig()
+    judge: Entrant | None = None
+    """The adapter behind ``jury``, when that is neither the base nor an API."""
     temperature: float = 1.0
     max_move_tokens: int = 64
     limits: Limits = Limits()
@@ -82,6 +84,11 @@ class TournamentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What had the games played: a tournament, a match, or the promotion gate of a run."""
     sprt: Hypotheses | None = None
     """Of a match: the test that stops it."""
+
+    @property
+    def served(self) -> tuple[Entrant, ...]:
+        """Whose adapters an engine must have: the players and the judge."""
+        return self.players if self.judge is None else (*self.players, self.judge)
 
     def entrant(self, name: str) -> Entrant:
         """The player of that name; KeyError when there is none."""
@@ -102,6 +109,8 @@ class TournamentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def _game_id(self, seating: Sequence[str], pair: int) -> str:
         who = [self.entrant(name).identity for name in seating]
         what = [self.env, sorted(self.env_params.items()), self.seed, self.temperature, pair, list(seating), who]
+        if self.jury.agent != BASE:  # the same game before another jury is another game
+            what.append(self.judge.identity if self.judge is not None else [self.jury.agent, self.jury.api_model])
         return hashlib.blake2b(msgspec.json.encode(what, order="sorted"), digest_size=8).hexdigest()
 
     def match(self, game: Game, attempt: int) -> Match:
