@@ -69,7 +69,9 @@ class Talk(Environment):
 
     def outcome(self):
         reward = 1.0 if sum(map(len, self.said)) % 2 else -1.0
-        return Outcome(rewards={"a": reward, "b": -reward}, winners=("a",) if reward > 0 else ("b",), reason="said")
+        info = {"number": 2**70} if self.fault == "big number" else {"text": "x" * (65 << 20)} if self.fault == "big text" else {}
+        return Outcome(
+            rewards={"a": reward, "b": -reward}, winners=("a",) if reward > 0 else ("b",), reason="said", info=info)
 
 class Stuck(Talk):
     """Stuck where a task of the play loop is not the episode's first one: in the answer to simultaneous moves."""

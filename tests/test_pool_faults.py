@@ -62,6 +62,23 @@ def test_games_that_leave_or_read_the_terminal_fail_alone(fault: str, says: str,
     assert says in failures[0].message
 
 
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [("big number", "info['number'] is 1180591620717411303424"), ("big text", "bytes is over the limit of 67108864")],
+)
+def test_results_that_cannot_be_sent_fail_alone_by_name(fault: str, says: str, runtime, tmp_path: Path) -> None:
+    async def run():
+        async with running_pool(make_config(), runtime, tmp_path / "logs") as pool:
+            ended = await play_all(pool, [make_match(0, fault=fault), make_match(1), make_match(2)])
+            assert pool.num_restarts == 0
+            return ended
+
+    done, failures = asyncio.run(run())
+    assert sorted(done) == [1, 2]
+    assert [f.kind for f in failures] == ["environment"]
+    assert says in failures[0].message
+
+
 def test_an_unknown_game_fails_with_the_nearest_name(runtime, tmp_path: Path) -> None:
     async def run():
         async with running_pool(make_config(), runtime, tmp_path / "logs") as pool:

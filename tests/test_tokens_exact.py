@@ -53,8 +53,10 @@ class Writing(FakeEngine):
             own = [self.chat.control[piece]] if piece in self.chat.control else []
             answer += own or [i for c in piece for i in self.chat.encode(c)]
         answer += [self.chat.stop_ids[-1]] if self.stops else []
+        finish = "stop" if self.stops and len(answer) <= sampling.max_tokens else "length"
+        answer = answer[: sampling.max_tokens]
         self.seen.append((tuple(ids), tuple(answer)))
-        return Sampled(ids=tuple(answer), logprobs=(-0.5,) * len(answer), finish="stop" if self.stops else "length")
+        return Sampled(ids=tuple(answer), logprobs=(-0.5,) * len(answer), finish=finish)  # type: ignore[arg-type]
 
 
 class Direct:
@@ -75,11 +77,13 @@ class Direct:
         raise AssertionError("nobody asks")
 
 
-def game(place: Path, template: str, says: str, *, stops: bool) -> tuple[Episode, Writing]:
+def game(
+    place: Path, template: str, says: str, *, stops: bool, table: Turns | None = None, max_model_len: int = 4096
+) -> tuple[Episode, Writing]:
     text, specials, eos, added = TEMPLATES[template]
     chat = HfChat(str(write_tokenizer(place, text, specials, eos, added=added)))
     engine = Writing(chat, says, stops=stops)
-    config = PolicyServerConfig(address="", runtime_dir="", model="m", max_model_len=4096)
+    config = PolicyServerConfig(address="", runtime_dir="", model="m", max_model_len=max_model_len)
     policy = Direct(PolicyService(config, engine, asyncio.run(engine.start()), chat, None))
     seats = tuple(SeatAssignment(seat=s, player="llm", agent="base", trained=True) for s in ("a", "b"))
     match = Match(index=0, env="turns-v0", seed=0, seats=seats)
@@ -92,7 +96,7 @@ def game(place: Path, template: str, says: str, *, stops: bool) -> tuple[Episode
         )
         for s in seats
     }  # fmt: skip
-    table = Turns(random.Random(0), length=NUM_TURNS)
+    table = table or Turns(random.Random(0), length=NUM_TURNS)
     episode = asyncio.run(play("turns-v0", table, players, match, env_source="test"))
     return episode, engine
 

@@ -8,14 +8,16 @@ import os
 import socket as plain_socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
 from tests.patience import PATIENCE_S
 
-from selfplay.errors import ConfigError
-from selfplay.wire.codec import MAX_FRAME_BYTES
-from selfplay.wire.messages import Done, Stats
+from selfplay.errors import ConfigError, WireError
+from selfplay.types import Episode, Match, SeatAssignment, Turn
+from selfplay.wire.codec import MAX_FRAME_BYTES, Codec, encode
+from selfplay.wire.messages import Done, EpisodeDone, Stats, WorkerMessage
 from selfplay.wire.sockets import (
     HIGH_WATER_MARK,
     bind_router,
@@ -216,6 +218,39 @@ def test_a_peer_that_reads_nothing_fills_its_own_queue_only(address: str) -> Non
 
 
 # ── receiving ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_long_episodes_arrive_in_a_row_and_one_over_the_limit_is_refused_by_name_before_it_is_sent(
+    address: str,
+) -> None:
+    """Four of 200,000 tokens with log-probabilities; between them one of 150 MB, which leaves the stream unharmed."""
+    turn = Turn(
+        seat="a", agent="pro", round=0, sampled_ids=tuple(range(200_000)), logprobs=(-0.25,) * 200_000, text="t",
+        stop_reason="stop",
+    )  # fmt: skip
+    match = Match(index=0, env="g-v0", seed=5, seats=(SeatAssignment(seat="a", player="llm", agent="pro"),))
+    long = encode(
+        Episode(
+            match=match, env_source="x", turns=(turn,), rewards={"a": 1.0}, winners=("a",), ended="natural", reason=""
+        )
+    )
+    codec: Codec[Any] = Codec(WorkerMessage)
+
+    async def run() -> None:
+        context = zmq.Context()
+        router = bind_router(context, address)
+        worker = connect_dealer(context, address, b"worker")
+        for i in range(4):
+            await worker.send(codec.encode(EpisodeDone(episode_id=f"{i}.0", episode=long)))
+            if i == 1:
+                with pytest.raises(WireError, match=rf"of 150\d{{6}} bytes is over the limit of {MAX_FRAME_BYTES}"):
+                    codec.encode(EpisodeDone(episode_id="9.0", episode=bytes(150_000_000)))
+        for i in range(4):
+            _, data = await receive(router, PATIENCE_S) or (b"", b"")
+            assert codec.decode(data) == EpisodeDone(episode_id=f"{i}.0", episode=long)
+        context.destroy(linger=0)
+
+    asyncio.run(run())
 
 
 def test_no_message_is_lost_when_receives_time_out_or_are_cancelled(address: str) -> None:
