@@ -25,6 +25,7 @@ from selfplay.wire.messages import Hold, Release
 pytestmark = pytest.mark.engine
 
 CLOSE = 1e-3
+SLOTS = 4
 STORY = "a long story, please"
 TWINS = list(range(200, 248, 2))
 """Tokens that are always as likely as the one after them, and hardly ever the most likely."""
@@ -67,7 +68,9 @@ def reference(model: str, adapters: dict[str, dict[str, Any]], tmp_path_factory:
 @pytest.fixture(scope="module", params=["vllm", "transformers"])
 def server(request: pytest.FixtureRequest, model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     place = tmp_path_factory.mktemp("server")
-    with served(place, engine=request.param, model=model, dtype="float32", max_live_adapters=4, max_installed=10) as s:
+    with served(
+        place, engine=request.param, model=model, dtype="float32", max_live_adapters=SLOTS, max_installed=10
+    ) as s:
         yield s
 
 
@@ -214,6 +217,31 @@ def test_a_hold_ends_by_itself_and_one_that_waits_too_long_is_refused(
         await server.call(Hold, agents=("alpha",), abort=False, timeout_s=5.0, lease_s=0.2)
         assert (await server.ask("alpha")).spans, "nobody released it; its lease ran out"
         await server.take_over("alpha", number + 1)
+
+    server.run(play())
+
+
+def test_one_adapter_more_than_slots_changes_no_running_answer(
+    server: Served, adapters: dict[str, dict[str, Any]]
+) -> None:
+    """Every slot decodes greedily for an agent of its own while a further one is loaded, made current and asked."""
+    agents = ("alpha", "beta", "a", "b")
+    assert len(agents) == SLOTS
+
+    async def play() -> None:
+        for i, agent in enumerate(agents):
+            await server.renew(agent, adapters["alpha" if i % 2 else "beta"])
+        alone = await asyncio.gather(*(server.ask(agent, STORY, num=server.long) for agent in agents))
+        flying = [asyncio.create_task(server.ask(agent, STORY, num=server.long)) for agent in agents]
+        await server.steps()
+        await server.renew("c", adapters["alpha"])
+        waiting = asyncio.create_task(server.ask("c"))
+        await server.heard()
+        assert not any(task.done() for task in flying), "all were still running: otherwise this shows nothing"
+        for before, after in zip(alone, await asyncio.gather(*flying), strict=True):
+            assert (after.sampled_ids, after.spans) == (before.sampled_ids, before.spans)
+            assert max(differences(after.logprobs, before.logprobs)) < CLOSE
+        assert (await waiting).sampled_ids == (await server.ask("c")).sampled_ids
 
     server.run(play())
 

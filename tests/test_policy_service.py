@@ -164,16 +164,17 @@ def test_a_waiting_request_keeps_its_version_too() -> None:
     play(work, FakeEngine(tokens_per_s=200), max_live_adapters=1)
 
 
-def test_more_agents_than_slots_are_all_served() -> None:
+@pytest.mark.parametrize("slots", [1, 2])
+def test_more_agents_than_slots_are_all_served(slots: int) -> None:
     async def work(b: Bench) -> None:
         agents = [f"agent{i}" for i in range(5)]
         for agent in agents:
             await b.install(f"{agent}@0")
         answers = await asyncio.gather(*(b.ask(a, episode_id=f"{i}.0") for i in range(8) for a in agents))
         assert len(answers) == 40
-        assert b.engine.max_live == 2
+        assert b.engine.max_live == slots
 
-    play(work, FakeEngine(tokens_per_s=2000), max_live_adapters=2)
+    play(work, FakeEngine(tokens_per_s=2000), max_live_adapters=slots)
 
 
 def test_a_cancelled_request_frees_everything() -> None:

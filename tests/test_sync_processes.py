@@ -136,7 +136,10 @@ def test_sender_dead_before_the_announcement(other: OtherProcess, tmp_path: Path
     bounded(receiver.close)
 
 
-def test_sender_dead_during_the_send(other: OtherProcess, tmp_path: Path) -> None:
+def test_sender_dead_during_the_send_then_a_fresh_one_joins(
+    other: OtherProcess, steady: OtherProcess, tmp_path: Path
+) -> None:
+    """The receiving process stays what it was; only the trainer is another."""
     receiver, address = joined(other, "send", tmp_path)
     bucket = bucket_of(1, "float32", "gloo", address)
     other.tell("announce_and_die", header=encoded(bucket))
@@ -144,6 +147,12 @@ def test_sender_dead_during_the_send(other: OtherProcess, tmp_path: Path) -> Non
         bounded(receiver.receive, bucket.header, 10)
     with pytest.raises(SyncError, match="is broken"):
         bounded(receiver.receive, bucket.header, 10)
+    bounded(receiver.close)
+    receiver, address = joined(steady, "send", tmp_path, "rdv-2")
+    steady.tell("send", seed=1, dtype="float32", transport="gloo", address=address, timeout_s=20)
+    verify(bucket.header, bounded(receiver.receive, bucket.header, 20))
+    assert steady.answer() == "ok"
+    bounded(receiver.close)
 
 
 def test_a_receiver_that_expects_something_else_is_told_so(steady: OtherProcess, tmp_path: Path) -> None:

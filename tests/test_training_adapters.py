@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from selfplay.training.segment_lora import SegmentLora
 from selfplay.training.service import start_trainer
 from selfplay.training.sharding import Setting, shards_base
 from selfplay.types import Segment
-from training_site import config, rank_config
+from training_site import config, rank_config, train_steps
 
 LAYOUT = LoraLayout(
     rank=2,
@@ -272,3 +274,32 @@ def test_trainer_and_engine_agree_on_truncated_samples(tiny_model: Path, tmp_pat
     assert float((plain.head.logprobs.detach()[row.picks] - row.rollout_logprobs).max()) < -0.05, (
         "the whole vocabulary is another policy"
     )
+
+
+def test_dropout_is_no_setting_of_an_adapter_and_that_of_a_model_folder_is_never_applied(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """The folder asks for it while training; the trainer's log-probabilities are those of the model that was sampled from."""
+    with pytest.raises(ConfigError, match=r"lora\.dropout"):
+        config(lora={"dropout": 0.1})
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"attention_dropout": 0.5}))
+    plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+    def logs(model: Any) -> list[float]:
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, :-1]
+        return [float(x) for x in torch.log_softmax(logits, -1)[torch.arange(len(ids) - 1), torch.tensor(ids[1:])]]
+
+    ids = list(range(65, 90))
+    sampled = logs(plain.eval())
+    assert max(abs(a - b) for a, b in zip(sampled, logs(plain.train()), strict=True)) > 1e-3, "it would show"
+    trainer, _ = start_trainer(rank_config(folder, tmp_path, config()))
+    chosen = Segment(
+        episode_id="0.0", agent="pro", seat="pro", ids=tuple(ids), mask=(0, *(1,) * len(sampled)), versions=(0, 0),
+        logprobs=(0.0, *sampled), advantages=(0.0, *(1.0,) * len(sampled)),
+    )  # fmt: skip
+    report = trainer.step(train_steps([chosen], step=1)[0])["pro"]
+    assert report.moved
+    assert report.max_abs_dlogp < 1e-4, "a ratio of 1 for every token"
