@@ -90,6 +90,7 @@ def test_a_table_as_a_value_is_merged() -> None:
         ("env_params.motion=" + "x" * 9000, "env_params.motion: a text of 9,000 characters; at most 8,192 are allowed"),
         ("env_params.big=99999999999999999999999", "env_params.big: the integer does not fit in 64 bits"),
         ("seed=-1", "seed: expected `int` >= 0"),
+        ("policy.max_model_len=4", "policy.max_model_len: expected `int` >= 64"),
         ("env=1", "env: expected `str`, got `int`"),
         ("env=a\0b", "is not valid text"),
         ("env=\udce9", "is not valid text"),

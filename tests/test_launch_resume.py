@@ -59,6 +59,29 @@ def test_more_adapted_layers_than_the_model_has_are_refused_before_there_is_a_fo
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ("policy.max_model_len=64",),
+            r"an answer of 96 tokens leaves no room for a prompt in the 64 that model tiny is",
+        ),
+        (
+            ("rollout.max_tokens=99999", "policy.max_model_len=100000"),
+            r"an answer of 99999 tokens .* in the \d{4} that model",
+        ),
+    ],
+)
+def test_answers_as_long_as_the_context_are_refused_whoever_set_them(
+    tmp_path: Path, overrides: tuple[str, ...], message: str
+) -> None:
+    """The game declares how long an answer may be, and the model folder how long a context can be."""
+    config = load_config(None, ["env=debate-v0", "model=tiny", f"runs_dir={tmp_path}", *overrides])
+    with pytest.raises(ConfigError, match=message):
+        start_run(config, PlainView())
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_frozen_version_that_the_run_does_not_hold_is_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"player_0@3 is named as a frozen version, and the run's adapters do not"):
         resume_run(run, ("scorers.teacher.agent=player_0@3",), PlainView())

@@ -285,6 +285,38 @@ def test_no_message_is_lost_when_receives_time_out_or_are_cancelled(address: str
     asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
 
 
+@pytest.mark.parametrize("ends", ["cancelled", "out of time"])
+def test_a_message_that_comes_in_the_same_moment_as_the_end_of_its_receive_is_there_for_the_next(
+    ends: str, address: str
+) -> None:
+    async def run() -> None:
+        context = zmq.Context()
+        router = bind_router(context, address)
+        client = connect_dealer(context, address, b"client")
+        await client.send(b"hello")
+        assert await receive(router, PATIENCE_S)
+        for i in range(50):
+            waiting = asyncio.create_task(receive(router))
+            while not router._waiting:
+                await asyncio.sleep(0)
+            (future,) = router._waiting
+            assert client.offer((str(i).encode(),))
+            while not router._events() & zmq.POLLIN:
+                time.sleep(0.001)  # the loop stands still, so that both come in one turn of it
+            if ends == "cancelled":
+                router._look()
+                waiting.cancel()
+            else:
+                future.set_result(False)
+                router._look()
+            with contextlib.suppress(asyncio.CancelledError):
+                assert await waiting is None
+            assert await receive(router, 0) == [b"client", str(i).encode()]
+        context.destroy(linger=0)
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE_S))
+
+
 def test_a_send_that_uses_up_the_signal_of_a_message_does_not_leave_its_reader_asleep(address: str) -> None:
     async def run() -> None:
         context = zmq.Context()

@@ -257,7 +257,9 @@ class PolicyConfig(_Section, frozen=True):
         ),
     ] = "auto"
     engines: Annotated[Count, Meta(description="policy servers (data parallel); an episode stays with one of them")] = 1
-    max_model_len: Annotated[Count, Meta(description="longest context in tokens; not above the model's own")] = 2048
+    max_model_len: Annotated[int, Meta(ge=64, description="longest context in tokens; not above the model's own")] = (
+        2048
+    )
     max_live_adapters: Annotated[
         Natural, Meta(description="adapter versions in one engine batch; 0: derived from agents, depth and opponents")
     ] = 0

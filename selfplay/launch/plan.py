@@ -87,12 +87,14 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
     transport = resolve_transport(config, has_gpu=has_gpu())
     serving = plan_serving(config, say)
     _check_targets(config, serving.model)
+    max_move_tokens = config.rollout.max_tokens or spec.max_move_tokens
+    _check_context(max_move_tokens, serving)
     return RunPlan(
         config=config, spec=spec, matchmaker=matchmaker, algorithm=algorithm, agents=trained, frozen=frozen, slots=slots,
         serving=serving, transport=transport, panel=panel,
         judges={n: plan_serving(replace(config, model=s.model), say) for n, s in config.scorers.items() if s.model},
         train_dtype=serving.dtype if config.train.dtype == "auto" else config.train.dtype,
-        max_move_tokens=config.rollout.max_tokens or spec.max_move_tokens, tree=tree,
+        max_move_tokens=max_move_tokens, tree=tree,
     )  # fmt: skip
 
 
@@ -125,6 +127,14 @@ def _check_scorers(config: Config, matchmaker: Matchmaker) -> None:
             raise ConfigError(
                 f"scorers.{name}.agent={agent!r}: it must be base, agent@n, or a trained agent{suggestion(agent, known)}"
             )
+
+
+def _check_context(max_move_tokens: int, serving: Serving) -> None:
+    if max_move_tokens >= serving.max_model_len:
+        raise ConfigError(
+            f"an answer of {max_move_tokens} tokens leaves no room for a prompt in the {serving.max_model_len} that model {serving.model.name} "
+            "is served with: lower rollout.max_tokens, or raise policy.max_model_len (at most the model's own length)"
+        )
 
 
 def _check_targets(config: Config, model: ResolvedModel) -> None:
