@@ -108,10 +108,15 @@ def metrics(folder: Path) -> list[str]:
     return (folder / "runs/r/metrics.jsonl").read_text().splitlines()
 
 
-@pytest.mark.parametrize("victim", ["policy", "rank"])
-def test_a_killed_policy_server_or_rank_ends_the_run(place: Path, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("victim", "modes"),
+    [("rank", ()), ("policy", ("sync.interrupt=blocking", "rollout.partial=abort_resume"))],
+    ids=["rank", "policy-blocking-abort_resume"],
+)
+def test_a_killed_policy_server_or_rank_ends_the_run(place: Path, victim: str, modes: tuple[str, ...]) -> None:
+    """The server also where everybody is stopped for every version, and answers go on under it from the tokens they have."""
     before = runtime_folders()
-    run = go_on(place)
+    run = go_on(place, *modes)
     children = run.descendants()
     run.kill(victim)
     assert run.wait(60) == 1
