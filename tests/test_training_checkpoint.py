@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,18 @@ def test_a_checkpoint_holds_no_pickle_and_is_whole_or_not_there(tiny_model: Path
         checkpoint.save(fresh(tiny_model, tmp_path), tmp_path / "blocked" / "0")
 
 
+def test_a_disk_that_takes_no_more_is_a_store_error(tiny_model: Path, tmp_path: Path) -> None:
+    trainer = fresh(tiny_model, tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(StoreError, match=r"cannot write or read .*at/0: File too large"):
+            checkpoint.save(trainer, tmp_path / "at" / "0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (tmp_path / "at" / "0").exists()
+
+
 @pytest.mark.parametrize(
     ("sections", "words"),
     [
@@ -113,7 +126,7 @@ def test_a_damaged_checkpoint_is_a_store_error(tiny_model: Path, tmp_path: Path)
     checkpoint.save(fresh(tiny_model, tmp_path), folder)
     (weights,) = folder.glob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(StoreError, match="cannot be read"):
+    with pytest.raises(StoreError, match="cannot be written or read"):
         fresh(tiny_model, tmp_path, str(folder))
     record = json.loads((folder / checkpoint.RECORD).read_text())
     (folder / checkpoint.RECORD).write_text(json.dumps(record | {"surprise": 1}))

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from selfplay.errors import StoreError, TrainerError
-from selfplay.store.atomic import new_folder, store_errors, write_bytes
+from selfplay.store.atomic import as_store_error, new_folder, store_errors, write_bytes
 from selfplay.training.lora import LoraLayout
 from selfplay.training.trainer import Trainer
 
@@ -53,10 +53,24 @@ def save(trainer: Trainer, folder: Path, agent: str = "") -> None:
     trainer.group.require_equal("their adapters", _fingerprints(trainer))
     if trainer.group.rank == 0:
         with new_folder(folder) as temp, _one_process():
-            with store_errors(folder):
+            with _checkpoint_errors(folder):
                 state_dict_saver.save(state, storage_writer=HuggingFaceStorageWriter(str(temp)), no_dist=True)
             write_bytes(temp / RECORD, msgspec.json.encode(_record(trainer, agents)))
     trainer.group.barrier()
+
+
+@contextlib.contextmanager
+def _checkpoint_errors(folder: Path) -> Iterator[None]:
+    """What torch met on the disk as a `StoreError`. Its own error is no `Exception` and would end a rank without a word."""
+    try:
+        with store_errors(folder):
+            yield
+    except CheckpointException as e:
+        cause, _ = next(iter(e.failures.values()))
+        if isinstance(cause, OSError):
+            raise as_store_error(folder, cause) from e
+        told = (str(cause).splitlines() or [""])[0]
+        raise StoreError(f"checkpoint {folder} cannot be written or read: {type(cause).__name__}: {told}") from e
 
 
 def load(trainer: Trainer, folder: Path, agent: str = "") -> None:
@@ -74,11 +88,8 @@ def load(trainer: Trainer, folder: Path, agent: str = "") -> None:
         if saved != now:
             raise TrainerError(f"checkpoint {folder} has {field} {saved}, this run has {now}: {remedy} changed")
     state = {name: torch.empty_like(tensor) for name, tensor in _state(trainer, agents).items()}
-    try:
-        with _one_process(), store_errors(folder):
-            state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
-    except CheckpointException as e:
-        raise StoreError(f"checkpoint {folder} cannot be read: {str(e).splitlines()[0]}") from e
+    with _one_process(), _checkpoint_errors(folder):
+        state_dict_loader.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     _apply(trainer, agents, state)
     if not agent:
         torch.set_rng_state(state["rng"])
