@@ -62,6 +62,9 @@ def test_a_step_is_one_line_elsewhere() -> None:
     assert "\n" not in line
     assert "step 6/30" in line
     assert "con@4 no signal" in line
+    assert "wins pro 25% con 50% draw 25%  illegal" in line
+    cut = step_line(msgspec.structs.replace(report(), ended={"natural": 0.0, "truncated": 1.0}))
+    assert "draw 25% cut short 100%  illegal" in cut
 
 
 def test_remote_pools_are_told_where_there_are_any() -> None:

@@ -1,4 +1,4 @@
-"""Named waits, and the two length distributions."""
+"""Named waits, the two length distributions, and how a batch ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from episode_samples import episode
 from selfplay.controller.lengths import Lengths
+from selfplay.controller.report import batch_figures
 from selfplay.controller.waits import Waits
 
 
@@ -52,6 +54,14 @@ def test_lengths_by_hand() -> None:
     for length in (3, 1, 2, 10):
         lengths.add(length)
     assert lengths.figures() == {"num": 4.0, "mean": 4.0, "p10": 1.0, "p50": 2.0, "p90": 10.0}
+
+
+def test_games_cut_short_are_nobodys_wins_and_no_draws() -> None:
+    nothing = {"pro": 0.0, "con": 0.0}
+    cut = [episode(i, ended="truncated", rewards=nothing, winners=()) for i in range(2)]
+    figures = batch_figures([episode(2), episode(3, rewards=nothing, winners=()), *cut])
+    assert figures["win_share"] == {"con": 0.0, "pro": 0.25, "draw": 0.25}
+    assert figures["ended"] == {"natural": 0.5, "forfeit": 0.0, "truncated": 0.5}
 
 
 @given(st.lists(st.integers(0, 50), min_size=1))

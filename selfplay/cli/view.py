@@ -89,7 +89,7 @@ def step_line(report: StepReport) -> str:
         f"{name}@{a.version} " + (f"kl {a.train.kl:.4f} probe {a.probe_mean:.4f}" if a.train else "no signal")
         for name, a in report.agents.items()
     )
-    wins = " ".join(f"{s} {w:.0%}" for s, w in report.win_share.items())
+    wins = " ".join(_endings(report))
     return (
         f"step {report.step}/{report.num_steps}  {report.episodes_per_s:.2f} episodes/s  "
         f"{report.sampled_tokens_per_s:.0f} tok/s sampled  {report.trained_tokens_per_s:.0f} tok/s trained  "
@@ -139,6 +139,12 @@ def _status_line(status: Status, report: StepReport | None) -> Table:
     return grid
 
 
+def _endings(report: StepReport) -> list[str]:
+    """Who won how much of the batch; and how much of it was cut short, where any was."""
+    cut = report.ended.get("truncated", 0.0)
+    return [f"{s} {w:.0%}" for s, w in (report.win_share | ({"cut short": cut} if cut else {})).items()]
+
+
 def _figures(report: StepReport) -> Columns:
     return _pairs(
         {
@@ -150,7 +156,7 @@ def _figures(report: StepReport) -> Columns:
             "tokens": f"{report.sampled_tokens_mean:.0f}",
             "trained of played": _lengths(report),
             "illegal": f"{report.illegal_share:.0%}",
-            "wins": "  ".join(f"{s} {w:.0%}" for s, w in report.win_share.items()),
+            "wins": "  ".join(_endings(report)),
         }
         | ({"pools": remote} if (remote := _remote(report)) else {})
     )
@@ -208,7 +214,7 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
     )
     last = summary.last
     if last is not None:
-        table.add_row("won", ", ".join(f"{s} {w:.0%}" for s, w in last.win_share.items()) + "  (last batch)")
+        table.add_row("won", ", ".join(_endings(last)) + "  (last batch)")
     for agent, (first, now) in summary.versions.items():
         table.add_row(f"moved {agent}", _moved(agent, first, now, last))
         table.add_row("", summary.adapters[agent])

@@ -66,7 +66,7 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     ended: dict[str, float]
     """Share of natural, forfeit and truncated endings in the batch."""
     win_share: dict[str, float]
-    """Seat → share of the batch it won; ``draw`` for the rest."""
+    """Seat → share of the batch it won; ``draw``: nobody did. Games that were cut short are neither."""
     reward_mean: dict[str, float]
     split_answers: float
     """Share of the batch's answers whose tokens are of more than one version."""
@@ -181,7 +181,7 @@ def batch_figures(episodes: list[Episode]) -> dict[str, object]:
         "sampled_tokens_mean": sum(e.num_tokens()[1] for e in episodes) / num,
         "illegal_share": sum(not t.legal for t in turns) / max(1, len(turns)),
         "ended": {k: sum(e.ended == k for e in episodes) / num for k in ("natural", "forfeit", "truncated")},
-        "win_share": wins | {"draw": sum(not e.winners for e in episodes) / num},
+        "win_share": wins | {"draw": sum(not e.winners and e.ended != "truncated" for e in episodes) / num},
         "split_answers": sum(len(t.spans) > 1 for t in turns) / max(1, sum(bool(t.spans) for t in turns)),
         "split_games": sum(any(low < high for low, high in e.versions().values()) for e in episodes) / num,
         "reward_mean": {s: sum(e.rewards.get(s, 0.0) for e in episodes) / num for s in seats},
