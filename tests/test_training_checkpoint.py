@@ -11,6 +11,8 @@ import torch
 from msgspec.structs import replace
 
 from selfplay.errors import StoreError, TrainerError
+from selfplay.scoring import agents_with_signal
+from selfplay.scoring.segments import segment_ages
 from selfplay.training import checkpoint
 from selfplay.training.service import start_trainer
 from selfplay.training.trainer import Trainer
@@ -165,6 +167,19 @@ def test_an_agent_without_signal_stays_bit_identical(tiny_model: Path, tmp_path:
     reports = trainer.step(with_advantage(message, "con", 0.0))
     assert not reports["con"].moved
     assert same(before, state(trainer))
+
+
+def test_equal_rewards_beside_others_are_pulled_to_the_reference_and_alone_are_left_out(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """With a KL, segments without any advantage still have a gradient: whoever has no others is not in the step at all."""
+    trainer = fresh(tiny_model, tmp_path, algorithm={"kl": 0.1})
+    run(trainer, range(1, 3))
+    chosen = [replace(s, advantages=(0.0,) * len(s.ids)) for s in segments(9)]
+    assert agents_with_signal(chosen) == ()
+    assert all(ages.silent_share == 1.0 for ages in segment_ages(chosen, {"con": 0, "pro": 0}).values())
+    (message,) = train_steps(chosen, step=9)
+    assert all(report.moved and report.grad_norm > 0 for report in trainer.step(message).values())
 
 
 def test_a_gradient_that_is_not_finite_changes_nobody(tiny_model: Path, tmp_path: Path) -> None:
