@@ -89,6 +89,13 @@ def test_minimax_plays_only_best_moves(board: str, best: set[str]) -> None:
     assert played <= best
 
 
+def test_minimax_without_ties_always_plays_the_first_of_the_best() -> None:
+    view = decision("O X 3\n4 X 6\nO 8 9\nYou are X. Your square:")
+    assert {ask(MinimaxPlayer(context(seed=s, ties="first")), view).text for s in range(9)} == {"4"}
+    with pytest.raises(ConfigError, match="ties is 'last'; it must be random or first"):
+        MinimaxPlayer(context(ties="last"))
+
+
 def test_minimax_refuses_what_it_does_not_know() -> None:
     with pytest.raises(UserError, match="minimax cannot play 'debate-v0'; it knows nim, tictactoe"):
         MinimaxPlayer(context("debate-v0"))

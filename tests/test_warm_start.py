@@ -12,7 +12,7 @@ import pytest
 from selfplay.cli.main import cli, main
 from selfplay.config import load_config
 from selfplay.errors import TrainerError, UserError
-from selfplay.launch.demonstrate import demonstrations
+from selfplay.launch.demonstrate import Teacher, demonstrations
 from selfplay.launch.warm_start import warm_start
 from selfplay.models import resolve_model
 from selfplay.policy.chat import HfChat
@@ -29,8 +29,8 @@ def settings(*overrides: str) -> Any:
 
 def test_demonstrations_are_what_a_model_would_be_asked_and_would_say(tiny_model: Path) -> None:
     chat = HfChat(str(tiny_model))
-    episodes = demonstrations(describe(KUHN, {}), {}, teacher="random", num=20, seed=1, chat=chat)
-    again = demonstrations(describe(KUHN, {}), {}, teacher="random", num=20, seed=1, chat=chat)
+    episodes = demonstrations(describe(KUHN, {}), {}, teacher=Teacher("random"), num=20, seed=1, chat=chat)
+    again = demonstrations(describe(KUHN, {}), {}, teacher=Teacher("random"), num=20, seed=1, chat=chat)
     assert [[(t.prompt_ids, t.sampled_ids) for t in e.turns] for e in again] == [
         [(t.prompt_ids, t.sampled_ids) for t in e.turns] for e in episodes
     ]
@@ -50,7 +50,9 @@ def test_the_model_is_asked_as_in_play_and_learns_from_the_player_only(tiny_mode
     """With short chats no context holds two cards; against an opponent half of the moves of each seat are the player's."""
     spec, chat = describe("tictactoe-v0", {}), HfChat(str(tiny_model))
     options = {seat: {"history": "last"} for seat in spec.seats}
-    episodes = demonstrations(spec, {}, teacher="minimax", num=4, seed=1, chat=chat, opponent="random", options=options)
+    episodes = demonstrations(
+        spec, {}, teacher=Teacher("minimax"), num=4, seed=1, chat=chat, opponent="random", options=options
+    )
     assert [[s.trained for s in e.match.seats] for e in episodes] == [[True, False], [False, True]] * 2
     for episode in episodes:
         mine = next(s.seat for s in episode.match.seats if s.trained)
@@ -59,10 +61,19 @@ def test_the_model_is_asked_as_in_play_and_learns_from_the_player_only(tiny_mode
         assert all(chat.decode(s.ids).count("Your square:") == 1 for s in segments)
 
 
+def test_the_teacher_has_its_options(tiny_model: Path) -> None:
+    """Without ties all games against one line of play are the same game."""
+    spec, chat = describe("tictactoe-v0", {}), HfChat(str(tiny_model))
+    teacher = Teacher("minimax", {"ties": "first"})
+    games = demonstrations(spec, {}, teacher=teacher, num=3, seed=1, chat=chat)
+    assert [t.move for t in games[0].turns] == ["1", "5", "2", "3", "7", "4", "6", "8", "9"]
+    assert len({tuple(t.move for t in e.turns) for e in games}) == 1
+
+
 def test_players_that_show_nothing_are_refused(tiny_model: Path) -> None:
     chat = HfChat(str(tiny_model))
     with pytest.raises(UserError, match="no model is served"):
-        demonstrations(describe(KUHN, {}), {}, teacher="llm", num=1, seed=1, chat=chat)
+        demonstrations(describe(KUHN, {}), {}, teacher=Teacher("llm"), num=1, seed=1, chat=chat)
 
 
 def test_a_model_learns_the_format_and_is_a_model(tmp_path: Path) -> None:
@@ -101,6 +112,11 @@ def test_the_command_writes_a_folder_and_says_how_to_go_on(tmp_path: Path) -> No
         (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.steps=0"], "nothing to do"),
         (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.player=randm"], "did you mean 'random'"),
         (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.opponent=randm"], "did you mean 'random'"),
+        (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.player=minimax"], "minimax cannot play"),
+        (
+            ["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.options.ties=first"],
+            "has no parameter 'ties'",
+        ),
         (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.stps=3"], "did you mean 'warm_start.steps'"),
         (["model=tiny", "--out", "{here}/x"], "env is empty"),
         (["--env", "kuhn-poker-v9", "model=tiny", "--out", "{here}/x"], "did you mean 'kuhn-poker-v0'"),

@@ -12,25 +12,35 @@ import re
 from collections.abc import Callable, Iterable
 
 from selfplay.agent import Answer, Decision, PlayerContext
-from selfplay.errors import UserError
-from selfplay.registry.parameters import check_values
+from selfplay.errors import ConfigError, UserError
+from selfplay.registry.parameters import Parameter, check_values
 
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 _CELL = re.compile(r"[XO1-9]\Z")
 
 
+OPTIONS = (Parameter(name="ties", kind="str", default="random"),)
+
+
 class MinimaxPlayer:
-    """Plays a uniformly drawn one among the best moves. No options."""
+    """Plays one among the best moves.
+
+    Option: ``ties`` ``random`` (uniformly drawn) or ``first`` (as the game lists them: the same play every time, in few
+    positions, which makes it a teacher that is quickly learnt from).
+    """
 
     def __init__(self, context: PlayerContext) -> None:
-        check_values("agent kind minimax", (), context.options)
+        ties = check_values("agent kind minimax", OPTIONS, context.options)["ties"]
+        if ties not in ("random", "first"):
+            raise ConfigError(f"agent kind minimax: ties is {ties!r}; it must be random or first")
         game = re.sub(r"-v\d+\Z", "", context.env_id)
         if game not in _BEST_MOVES:
             raise UserError(f"minimax cannot play {context.env_id!r}; it knows {', '.join(sorted(_BEST_MOVES))}")
-        self._best_moves, self._rng = _BEST_MOVES[game], context.rng
+        self._best_moves, self._rng, self._first = _BEST_MOVES[game], context.rng, ties == "first"
 
     async def decide(self, decision: Decision) -> Answer:
-        return Answer(text=self._rng.choice(self._best_moves(decision)))
+        best = self._best_moves(decision)
+        return Answer(text=best[0] if self._first else self._rng.choice(best))
 
     async def close(self) -> None:
         """Nothing is held."""

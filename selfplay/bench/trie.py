@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from selfplay.errors import RunError
-from selfplay.launch.demonstrate import demonstrations
+from selfplay.launch.demonstrate import Teacher, demonstrations
 from selfplay.registry import describe
 from selfplay.scoring import action_counts, episode_segments, sequence_counts
 from selfplay.scoring.packing import MicroBatch, num_distinct_tokens, plan_micro_batches
@@ -48,7 +48,7 @@ def kuhn_batch(folder: Path, num: int) -> list[Segment]:
     from selfplay.policy.chat import HfChat
 
     spec, rng = describe("kuhn-poker-v0", {}), random.Random(0)
-    episodes = demonstrations(spec, {}, teacher="random", num=num, seed=0, chat=HfChat(str(folder)))
+    episodes = demonstrations(spec, {}, teacher=Teacher("random"), num=num, seed=0, chat=HfChat(str(folder)))
     whole = [s for e in episodes for s in episode_segments(e, dict.fromkeys(spec.seats, 1.0))]
     return [_segment(s.episode_id, s.agent, s.ids, s.mask, rng) for s in whole]
 

@@ -54,13 +54,13 @@ def command(items: tuple[str, ...], env_id: str | None, out: Path, as_json: bool
 def _check(config: Config) -> None:
     """What can be refused before a model is looked for."""
     from selfplay.config.derive import check_config
-    from selfplay.registry import AGENTS, describe, find_entry
+    from selfplay.launch.demonstrate import Teacher, check_players
+    from selfplay.registry import describe
 
     check_config(config)
-    describe(config.env, dict(config.env_params))
-    find_entry(AGENTS, config.warm_start.player)
-    find_entry(AGENTS, config.warm_start.opponent or config.warm_start.player)
-    if not config.warm_start.steps:
+    spec, warm = describe(config.env, dict(config.env_params)), config.warm_start
+    check_players(spec, config.env_params, Teacher(warm.player, warm.options), warm.opponent)
+    if not warm.steps:
         raise ConfigError("warm_start.steps=0: there would be nothing to do")
 
 

@@ -162,6 +162,7 @@ class WarmStartConfig(_Section, frozen=True):
 
     steps: Annotated[Natural, Meta(description="optimizer steps on the whole base model; 0: no warm start")] = 0
     player: Annotated[str, Meta(description="agent kind whose moves are the answers")] = "random"
+    options: Annotated[dict[str, Scalar], Meta(description="options of that agent kind")] = {}
     opponent: Annotated[
         str,
         Meta(

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-
-import msgspec
+from typing import NamedTuple
 
 from selfplay.agent import Answer, Decision, Message, Player, Sampling
-from selfplay.environment import JuryQuestion
+from selfplay.environment import Environment, JuryQuestion
 from selfplay.errors import UserError
 from selfplay.play import PolicyJury, play, sit_down
 from selfplay.policy.rendering import ChatTokenizer, Renderer
-from selfplay.registry import EnvironmentSpec, environment_source, make_environment
+from selfplay.registry import AGENTS, EnvironmentSpec, environment_source, find_entry, make_environment
 from selfplay.types import BASE, Episode, Limits, Match, Scalar, SeatAssignment, Span, derive_seed
+
+
+class Teacher(NamedTuple):
+    """An agent kind whose moves are learnt, with its options."""
+
+    kind: str
+    options: Mapping[str, Scalar] = {}
 
 
 class Dictation:
@@ -70,46 +76,59 @@ class Demonstrator:
         await self._pupil.close()
 
 
+def check_players(spec: EnvironmentSpec, params: Mapping[str, Scalar], teacher: Teacher, opponent: str) -> None:
+    """Raises `UserError` for players that do not exist, do not know the game, or have no such option."""
+    environment = make_environment(spec.id, dict(params), 0)
+    for player in (teacher, Teacher(opponent)) if opponent else (teacher,):
+        find_entry(AGENTS, player.kind)
+        _sit(spec, params, 0, dict.fromkeys(spec.seats, player), environment)
+    environment.close()
+
+
 def demonstrations(
-    spec: EnvironmentSpec, params: Mapping[str, Scalar], *, teacher: str, num: int, seed: int,
+    spec: EnvironmentSpec, params: Mapping[str, Scalar], *, teacher: Teacher, num: int, seed: int,
     chat: ChatTokenizer, opponent: str = "", options: Mapping[str, Mapping[str, Scalar]] | None = None,
 ) -> list[Episode]:  # fmt: skip
     """``num`` games of ``teacher`` at every seat, or at one seat after the other against ``opponent``; trained seats are the
     teacher's. ``options``: seat → those of the model player, as it is asked in play. Raises `UserError` when they cannot play."""
-    return asyncio.run(_games(spec, dict(params), (teacher, opponent), num, seed, chat, options or {}))
+    against = Teacher(opponent) if opponent else None
+    return asyncio.run(_games(spec, dict(params), (teacher, against), num, seed, chat, options or {}))
 
 
 async def _games(
-    spec: EnvironmentSpec, params: dict[str, Scalar], kinds: tuple[str, str], num: int, seed: int,
+    spec: EnvironmentSpec, params: dict[str, Scalar], kinds: tuple[Teacher, Teacher | None], num: int, seed: int,
     chat: ChatTokenizer, options: Mapping[str, Mapping[str, Scalar]],
 ) -> list[Episode]:  # fmt: skip
     (teacher, opponent), episodes = kinds, []
     for index in range(num):
-        shows = (spec.seats[index % len(spec.seats)],) if opponent else spec.seats
+        shows = (spec.seats[index % len(spec.seats)],) if opponent is not None else spec.seats
+        by = {s: teacher if opponent is None or s in shows else opponent for s in spec.seats}
         match = Match(
             index=index, env=spec.id, env_params=params, seed=derive_seed(seed, "demonstration", index),
             seats=tuple(
-                SeatAssignment(seat=s, player="llm", agent=s, trained=s in shows, options=dict(options.get(s, {})))
+                SeatAssignment(seat=s, player="llm", agent=s, trained=True, options=dict(options.get(s, {})))
+                if s in shows else _scripted(s, by[s])
                 for s in spec.seats
             ),
             limits=Limits(max_turns=spec.max_turns),
         )  # fmt: skip
-        by = {s: teacher if s in shows else opponent for s in spec.seats}
         episodes.append(await _game(spec, match, by, Dictation(chat)))
     if not any(turn.legal for e in episodes for turn in e.turns):
-        raise UserError(f"player {teacher!r} makes no legal move in {spec.id}: set warm_start.player to one that can")
+        raise UserError(
+            f"player {teacher.kind!r} makes no legal move in {spec.id}: set warm_start.player to one that can"
+        )
     return episodes
 
 
-async def _game(spec: EnvironmentSpec, match: Match, by: Mapping[str, str], dictation: Dictation) -> Episode:
+async def _game(spec: EnvironmentSpec, match: Match, by: Mapping[str, Teacher], dictation: Dictation) -> Episode:
     """``by``: seat → who chooses its moves."""
     environment = make_environment(match.env, match.env_params, match.seed)
     pupils = sit_down(match, dictation, Sampling(), environment)
-    scripted = msgspec.structs.replace(
-        match, seats=tuple(SeatAssignment(seat=s, player=by[s], agent=by[s]) for s in spec.seats)
-    )
-    teachers = sit_down(scripted, None, Sampling(), environment)
-    players = {s: Demonstrator(teachers[s], pupils[s], dictation) for s in spec.seats}
+    teachers = _sit(spec, match.env_params, match.seed, by, environment)
+    players = {
+        a.seat: Demonstrator(teachers[a.seat], pupils[a.seat], dictation) if a.trained else teachers[a.seat]
+        for a in match.seats
+    }
     return await play(
         match.env,
         environment,
@@ -118,6 +137,19 @@ async def _game(spec: EnvironmentSpec, match: Match, by: Mapping[str, str], dict
         jury=PolicyJury(dictation, BASE),
         env_source=environment_source(match.env),
     )
+
+
+def _sit(
+    spec: EnvironmentSpec, params: Mapping[str, Scalar], seed: int, by: Mapping[str, Teacher], environment: Environment
+) -> dict[str, Player]:
+    """The scripted players; they ask no model."""
+    seats = tuple(_scripted(s, by[s]) for s in spec.seats)
+    match = Match(index=0, env=spec.id, env_params=dict(params), seed=seed, seats=seats)
+    return sit_down(match, None, Sampling(), environment)
+
+
+def _scripted(seat: str, player: Teacher) -> SeatAssignment:
+    return SeatAssignment(seat=seat, player=player.kind, agent=player.kind, options=dict(player.options))
 
 
 def _end_of_turn(chat: ChatTokenizer) -> int:

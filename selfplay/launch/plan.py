@@ -18,6 +18,7 @@ from selfplay.controller.evaluator import plan_evaluation
 from selfplay.controller.publisher import Transport
 from selfplay.errors import ConfigError, suggestion
 from selfplay.evaluation import GameTree
+from selfplay.launch.demonstrate import Teacher, check_players
 from selfplay.launch.launchers import check_launcher
 from selfplay.launch.remote import check_remote
 from selfplay.launch.serving import Serving, plan_serving, require_package
@@ -25,7 +26,7 @@ from selfplay.league import Matchmaker
 from selfplay.league.league import check_league, league_slots
 from selfplay.models import ResolvedModel
 from selfplay.models.machine import has_gpu
-from selfplay.registry import AGENTS, EnvironmentSpec, describe, find_entry, list_entries
+from selfplay.registry import AGENTS, EnvironmentSpec, describe, list_entries
 from selfplay.scoring import Algorithm, Panel, load_algorithm, load_panel
 from selfplay.tournament.spec import TournamentSpec
 from selfplay.types import BASE, PolicyVersion
@@ -64,10 +65,9 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
     """Check everything that can be checked early. ``say`` hears of what takes seconds."""
     check_config(config)
     algorithm = load_algorithm(config.algorithm)
-    if config.warm_start.steps:
-        find_entry(AGENTS, config.warm_start.player)
-        find_entry(AGENTS, config.warm_start.opponent or config.warm_start.player)
     spec = describe(config.env, dict(config.env_params))
+    if (warm := config.warm_start).steps:
+        check_players(spec, config.env_params, Teacher(warm.player, warm.options), warm.opponent)
     if spec.id != config.env:
         say(f"environment {config.env} is {spec.id}")
     config = one_at_a_time(config, spec, say)

@@ -98,7 +98,7 @@ def main(argument: str) -> int:
 
 
 def _learn(job: WarmStartJob) -> None:
-    from selfplay.launch.demonstrate import demonstrations
+    from selfplay.launch.demonstrate import Teacher, demonstrations
     from selfplay.policy.chat import HfChat
     from selfplay.scoring import episode_segments
     from selfplay.training.sft import fit
@@ -106,8 +106,8 @@ def _learn(job: WarmStartJob) -> None:
     config, warm = job.config, job.config.warm_start
     spec = describe(config.env, dict(config.env_params))
     episodes = demonstrations(
-        spec, config.env_params, teacher=warm.player, num=warm.episodes, seed=config.seed, chat=HfChat(job.source),
-        opponent=warm.opponent, options={name: seat.options for name, seat in config.seats.items() if seat.player == "llm"},
+        spec, config.env_params, teacher=Teacher(warm.player, warm.options), num=warm.episodes, seed=config.seed,
+        chat=HfChat(job.source), opponent=warm.opponent, options={name: seat.options for name, seat in config.seats.items() if seat.player == "llm"},
     )  # fmt: skip
     segments = [s for e in episodes for s in episode_segments(e, dict.fromkeys(spec.seats, 1.0))]
     report = fit(

@@ -8,7 +8,9 @@ Sliding windows are honoured.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,9 +43,18 @@ def packed_attention(
             raise TrainerError(
                 f"{type(module).__name__} uses attention with {name}, which packed training does not compute"
             )
-    parts = [_attend_chain(chain, query, key, value, scaling, sliding_window) for chain in chains]
-    whole = torch.cat(parts, 2) if len(parts) > 1 else parts[0]
-    return whole.transpose(1, 2).contiguous(), None
+    layout = _layout(tuple(chains), query.device)
+    parts = [
+        _attend(q, k, v, scaling, sliding_window)
+        for q, k, v in zip(
+            _batches(query, layout.queries, [(g.num, g.length) for g in layout.groups]),
+            _batches(key, layout.keys, [(g.num, g.total) for g in layout.groups]),
+            _batches(value, layout.keys, [(g.num, g.total) for g in layout.groups]),
+            strict=True,
+        )
+    ]
+    grouped = torch.cat([p.transpose(1, 2).flatten(0, 1) for p in parts])  # [T, H, D], group after group
+    return _rows(grouped, layout.back)[None], None
 
 
 def register() -> None:
@@ -53,22 +64,60 @@ def register() -> None:
     AttentionInterface.register(NAME, packed_attention)
 
 
-def _attend_chain(
-    chain: Chain, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None
-) -> Tensor:
-    """The chain's own tokens [1, H, L, D] over its context and itself."""
-    places = (*chain.context, (chain.start, chain.end))
-    keys, values = (_gather(t, places) for t in (key, value))
-    return _attend(query[:, :, chain.start : chain.end], keys, values, scaling, window)
+class _Group(NamedTuple):
+    """Chains of one shape, which are attended to in one call."""
+
+    num: int
+    length: int
+    """Own tokens of each."""
+    total: int
+    """Own tokens and those of its context."""
 
 
-def _gather(x: Tensor, places: Sequence[tuple[int, int]]) -> Tensor:
-    parts = [x[:, :, start:end] for start, end in places]
-    return torch.cat(parts, 2) if len(parts) > 1 else parts[0]
+@dataclass(frozen=True)
+class _Layout:
+    """A row's chains group by group: where each group's tokens lie in the row, T in all."""
+
+    groups: tuple[_Group, ...]
+    queries: Tensor
+    """[T] long: own tokens."""
+    keys: Tensor
+    """[sum of num × total] long: context and own tokens of each chain."""
+    back: Tensor
+    """[T] long: where the row's tokens lie in ``queries``."""
+
+
+@lru_cache(maxsize=16)
+def _layout(chains: tuple[Chain, ...], device: torch.device) -> _Layout:
+    """The same for all layers of a row, so it is kept. A slice per chain would be simpler, but the gradient of each slice is
+    a tensor as long as the row: with hundreds of short chains that costs more than the model."""
+    by_shape: dict[tuple[int, int], list[Chain]] = {}
+    for chain in chains:
+        length = chain.end - chain.start
+        by_shape.setdefault((length, length + sum(b - a for a, b in chain.context)), []).append(chain)
+    ordered = [chain for alike in by_shape.values() for chain in alike]
+    queries = [at for c in ordered for at in range(c.start, c.end)]
+    keys = [at for c in ordered for a, b in (*c.context, (c.start, c.end)) for at in range(a, b)]
+    where = torch.tensor(queries, dtype=torch.long, device=device)
+    return _Layout(
+        groups=tuple(_Group(len(alike), *shape) for shape, alike in by_shape.items()), queries=where,
+        keys=torch.tensor(keys, dtype=torch.long, device=device), back=where.argsort(),
+    )  # fmt: skip
+
+
+def _batches(x: Tensor, index: Tensor, shapes: Sequence[tuple[int, int]]) -> list[Tensor]:
+    """x [1, H, T, D] at ``index``, as one [num, H, length, D] for each (num, length) of ``shapes``."""
+    parts = _rows(x[0].transpose(0, 1), index).split([num * length for num, length in shapes])
+    return [p.unflatten(0, shape).transpose(1, 2) for p, shape in zip(parts, shapes, strict=True)]
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """x [T, H, D] → [index, H, D]: as an embedding, whose gradient adds whole rows and so is the quickest of its kind."""
+    return F.embedding(index, x.flatten(1)).unflatten(1, x.shape[1:])
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
-    """The last L of K tokens: causal, and looking back at most ``window`` tokens where the layer has a window."""
+    """[n, H, L, D] over [n, G, K, D], the last L of K tokens: causal, and looking back at most ``window`` tokens where the layer has a window."""
     length, total, grouped = query.shape[2], key.shape[2], query.shape[1] != key.shape[1]
     if length == total and (window is None or total <= window):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
