@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.test_adapter_store import writer
 from tests.test_tournament_log import line
 
 from selfplay.cli.eval_cmd import seat_entrants
@@ -15,14 +16,15 @@ from selfplay.cli.match_view import pair_scores
 from selfplay.cli.pgn import pgn
 from selfplay.cli.runs_compare import compare, text
 from selfplay.config import load_config
-from selfplay.errors import StoreError, UserError
+from selfplay.errors import ConfigError, StoreError, UserError
 from selfplay.launch.entrants import read_field
 from selfplay.launch.warm_start import base_model
 from selfplay.ratings import RatedGame
+from selfplay.store.adapters import AdapterStore
 from selfplay.store.manifest import new_manifest
 from selfplay.store.run_folder import RunFolder
 from selfplay.tournament.gamelog import read_episode, read_lines
-from selfplay.types import Episode, Match, SeatAssignment, Turn
+from selfplay.types import Episode, Match, PolicyVersion, SeatAssignment, Turn
 
 KUHN = ("--env", "kuhn-poker-v0")
 DEBATE = ("tournament", "--env", "debate-v0", "--players", "random", "base")
@@ -241,3 +243,21 @@ def test_a_warm_started_run_is_served_on_the_base_that_it_was_trained_on(tmp_pat
         (run.path / "warm_start").mkdir()
         (run.path / "warm_start/config.json").write_text("{}")
         assert base_model(run) == str(run.path / "warm_start")
+
+
+def test_a_checkpoint_is_asked_as_in_its_run(tmp_path: Path) -> None:
+    """An adapter that learnt from short chats plays short chats in a tournament, too."""
+    short = ["seats.player_0.options.history=last", "seats.player_1.agent=other", "seats.player_1.options.legal=never"]
+    both = ["seats.player_0.agent=other", *short[:1], "seats.player_1.agent=other"]
+    for name, overrides in (("short", short), ("both", both)):
+        config = load_config(None, ["env=kuhn-poker-v0", "model=tiny", *overrides])
+        with RunFolder.create(tmp_path, name, config, new_manifest(config, name=name, env_source="s")) as made:
+            for agent in ("player_0", "other"):
+                AdapterStore(made.adapters).publish(PolicyVersion(agent, 1), writer(), parent=None)
+    field = read_field([str(tmp_path / "short")], model=None)
+    assert {e.name: e.options for e in field.entrants} == {
+        "player_0@1": {"history": "last"},
+        "other@1": {"legal": "never"},
+    }
+    with pytest.raises(ConfigError, match="other plays player_0, player_1 of its run with different options"):
+        read_field([str(tmp_path / "both/adapters/other")], model=None)

@@ -161,7 +161,25 @@ def _checkpoint(path: Path) -> Entrant:
     path = path.resolve()
     version = PolicyVersion(check_name(path.parent.name, "agent"), int(path.name))
     info = AdapterStore(path.parents[1]).info(version)
-    return Entrant(name=f"{version}", player="llm", adapter=str(path), digest=info.digest)
+    return Entrant(
+        name=f"{version}", player="llm", adapter=str(path), digest=info.digest, options=_options(path, version.agent)
+    )
+
+
+def _options(path: Path, agent: str) -> dict[str, Any]:
+    """How the agent is asked in its run: an adapter that learnt from short chats is another player in long ones."""
+    run = path.parents[2]
+    if not (run / "manifest.json").is_file():
+        return {}
+    config = RunFolder.open(run).config()
+    seats = {seat: s for seat, s in config.seats.items() if (s.agent or seat).partition("@")[0] == agent}
+    found = [dict(s.options) for s in seats.values() if s.player == "llm"]
+    if any(options != found[0] for options in found):
+        raise ConfigError(
+            f"{path}: {agent} plays {', '.join(seats)} of its run with different options, so it is no single player here; "
+            "eval.anchors measures it in its run, seat by seat"
+        )
+    return found[0] if found else {}
 
 
 def _bot(word: str) -> Entrant:
