@@ -114,6 +114,19 @@ def test_history_last_starts_over_and_says_so_in_the_token_record() -> None:
     assert tuple(policy.calls[2]["prefix_ids"]) == ()
 
 
+def test_rules_can_be_left_out() -> None:
+    policy = FakePolicy("x")
+    ask(player_of(policy, rules="none", history="last"), decision(), decision(complaint="no"), decision("view 2"))
+    assert [[m.role for m in c["messages"]] for c in policy.calls] == [
+        ["user"],
+        ["user", "assistant", "user"],
+        ["user"],
+    ]
+    assert [c["known_messages"] for c in policy.calls] == [0, 2, 0]
+    with pytest.raises(ConfigError, match="rules is 'some'; it must be system or none"):
+        player_of(policy, rules="some")
+
+
 @pytest.mark.parametrize(
     ("legal", "view", "listed"),
     [

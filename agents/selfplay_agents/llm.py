@@ -16,6 +16,7 @@ from selfplay.types import derive_seed
 OPTIONS = (
     Parameter(name="history", kind="str", default="full"),
     Parameter(name="legal", kind="str", default="auto"),
+    Parameter(name="rules", kind="str", default="system"),
 )
 
 
@@ -24,7 +25,8 @@ class LLMPlayer:
 
     Options: ``history`` ``full`` (one growing chat per game) or ``last`` (each decision starts a new chat; a further try
     of the same decision continues it). ``legal`` ``auto`` (legal moves are listed unless the view names them all),
-    ``always`` or ``never``.
+    ``always`` or ``never``. ``rules`` ``system`` (the system message) or ``none``: a small model that knows one game only
+    learns several times as fast when what it must look at is not hidden behind a text that never changes.
     """
 
     def __init__(self, context: PlayerContext) -> None:
@@ -33,6 +35,7 @@ class LLMPlayer:
             raise UserError(f"seat {context.assignment.seat} is played by a model, but no model is served here")
         self._history = _one_of("history", options["history"], ("full", "last"))
         self._legal = _one_of("legal", options["legal"], ("auto", "always", "never"))
+        self._rules = _one_of("rules", options["rules"], ("system", "none"))
         self._context, self._policy = context, context.policy
         self._messages: list[Message] = []
         self._ids: tuple[int, ...] = ()
@@ -41,7 +44,7 @@ class LLMPlayer:
 
     async def decide(self, decision: Decision) -> Answer:
         restart = not self._messages or (self._history == "last" and not decision.complaint)
-        messages = [Message("system", decision.rules)] if restart else list(self._messages)
+        messages = self._opening(decision) if restart else list(self._messages)
         known, prefix = (0, ()) if restart else (len(messages), self._ids)
         messages.append(Message("user", self._prompt(decision)))
         answer = await self._policy.generate(
@@ -61,6 +64,9 @@ class LLMPlayer:
 
     async def close(self) -> None:
         """Nothing is held: the server forgets the episode when the worker says that it ended."""
+
+    def _opening(self, decision: Decision) -> list[Message]:
+        return [Message("system", decision.rules)] if self._rules == "system" else []
 
     def _prompt(self, decision: Decision) -> str:
         # A further try in a running chat need not show the view again: it stands right above.
