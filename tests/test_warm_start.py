@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import click.testing
+import msgspec
 import pytest
 
 from selfplay.cli.main import cli, main
 from selfplay.config import load_config
 from selfplay.errors import TrainerError, UserError
 from selfplay.launch.demonstrate import Teacher, demonstrations
-from selfplay.launch.warm_start import warm_start
+from selfplay.launch.warm_start import WarmStartJob, warm_start
 from selfplay.models import resolve_model
 from selfplay.policy.chat import HfChat
+from selfplay.process.guard import ORPHANED_EXIT_CODE
 from selfplay.registry import describe
 from selfplay.scoring import episode_segments
 from selfplay.training import sft
@@ -87,6 +91,15 @@ def test_a_model_learns_the_format_and_is_a_model(tmp_path: Path) -> None:
     assert HfChat(str(model.path)).stop_ids == HfChat(str(base.path)).stop_ids
     assert said
     assert warm_start(config, base, tmp_path / "warm", said.append) == (model, record), "made once"
+
+
+def test_the_child_ends_with_its_parent(tiny_model: Path, tmp_path: Path) -> None:
+    """Its standard input is the lifeline: closed, it leaves long before it would be done."""
+    config = settings("warm_start.steps=1000000")
+    job = WarmStartJob(config=config, source=str(tiny_model), target=str(tmp_path / "x"))
+    command = [sys.executable, "-m", "selfplay.launch.warm_start", msgspec.json.encode(job).decode()]
+    orphan = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False)
+    assert orphan.returncode == ORPHANED_EXIT_CODE
 
 
 def test_nothing_to_learn_from_is_an_error(tiny_model: Path, tmp_path: Path) -> None:

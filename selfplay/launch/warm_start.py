@@ -21,6 +21,7 @@ from selfplay.errors import EXIT_FAULT, EXIT_OK, SelfplayError, StoreError, Trai
 from selfplay.models import ResolvedModel
 from selfplay.models.cache import cache_folder
 from selfplay.models.folder import inspect_folder
+from selfplay.process import live_with_parent
 from selfplay.registry import describe
 from selfplay.store.atomic import write_bytes
 from selfplay.store.run_folder import RunFolder
@@ -73,7 +74,7 @@ def _run_child(job: WarmStartJob, say: Callable[[str], None]) -> None:
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "selfplay.launch.warm_start", msgspec.json.encode(job).decode()]
     with subprocess.Popen(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
         assert child.stderr is not None
@@ -87,7 +88,8 @@ def _run_child(job: WarmStartJob, say: Callable[[str], None]) -> None:
 
 
 def main(argument: str) -> int:
-    """The child."""
+    """The child; it ends with its parent, whose end of standard input stays open as long as it lives."""
+    live_with_parent()
     job = msgspec.json.decode(argument, type=WarmStartJob)
     try:
         _learn(job)
