@@ -113,8 +113,8 @@ def _batches(x: Tensor, index: Tensor, shapes: Sequence[tuple[int, int]]) -> lis
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:
     """x [T, H, D] → [index, H, D]: as an embedding, whose gradient adds whole rows and so is the quickest of its kind."""
-    rows: Tensor = F.embedding(index, x.flatten(1))
-    return rows.unflatten(1, x.shape[1:])
+    rows: Tensor = F.embedding(index, x.flatten(1)).unflatten(1, x.shape[1:])
+    return rows
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
