@@ -24,7 +24,9 @@ BASE = (
     "name=r", "--json",
 )  # fmt: skip
 LONG = ("rollout.max_tokens=120",)
-"""Answers that are under way whenever a step ends: a game takes several times as long as a step."""
+"""A game takes several times as long as a step."""
+AHEAD = "16"
+"""A depth at which there are always games to go on with: at 2 a slow trainer is waited for, and nothing is under way when its step ends."""
 SHORT = ("rollout.max_tokens=12",)
 """For what does not ask that an answer is under way at the right moment."""
 
@@ -53,8 +55,8 @@ class Row(msgspec.Struct, frozen=True):
 ROWS = (
     Row("0", "blocking", "continue", "file", SHORT),
     Row("1", "episode", "drain", "file", SHORT),
-    Row("2", "token", "continue", "shm", LONG),
-    Row("2", "turn", "abort_resume", "gloo", ("policy.engines=2", *LONG)),
+    Row(AHEAD, "token", "continue", "shm", LONG),
+    Row(AHEAD, "turn", "abort_resume", "gloo", ("policy.engines=2", *LONG)),
     Row("unbounded", "drain", "cancel_group", "shm", ("buffer.max_staleness=1", *LONG)),
 )
 
