@@ -8,6 +8,7 @@
     publish_ROUTE_p50, _p99       tensors → first token by each transport and by disk, engine idle
     usable_ROUTE_p50, _p99        tensors → requests may name the new version: the whole of a sync
     pause_ROUTE_p50, _p99         of that, how long the engine's own loop stood still
+    large_…                       both, for an adapter of eight times the size
     first_token_alone             the same token from a version that is long there: what no route can go below, and with
                                   ``ratio``, how far memory_vs_file could rise at most on this machine
 
@@ -19,10 +20,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import get_args
 
@@ -57,16 +60,34 @@ QUICK = Size(model=QUICK_MODEL, publications=3, requests=48, pairs=1)
 
 def run(quick: bool) -> list[Row]:
     """The rows named above; ``quick`` uses the tiny model and few repeats."""
-    return asyncio.run(_measure(QUICK if quick else FULL))
+    size = QUICK if quick else FULL
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as apart:  # a process has one site
+        large = apart.submit(_measure_large, size).result()
+    return [*asyncio.run(_measure(size)), *large]
 
 
 async def _measure(size: Size) -> list[Row]:
+    async with _site(size) as site:
+        await site.generate_all(size.requests // 2)
+        loaded, times = await _under_load(site, size), await _idle(site, size)
+        return [*loaded, *_against_disk(times), _first_token_alone(times), *_by_route(times)]
+
+
+def _measure_large(size: Size) -> list[Row]:
+    async def measure() -> list[Row]:
+        async with _site(size, large=True) as site:
+            return _against_disk(await _idle(site, size), "large_", f" ({site.num_bytes / 1e6:.0f} MB)")
+
+    return asyncio.run(measure())
+
+
+@contextlib.asynccontextmanager
+async def _site(size: Size, *, large: bool = False) -> AsyncIterator[Site]:
     model, runtime = resolve_model(size.model), RuntimeDir.create()
     try:
         with tempfile.TemporaryDirectory(prefix="bench-sync-", dir=cache_folder()) as disk:
-            async with Site.open(model, runtime.path, Path(disk)) as site:
-                await site.generate_all(size.requests // 2)
-                return [*await _under_load(site, size), *await _idle(site, size)]
+            async with Site.open(model, runtime.path, Path(disk), large=large) as site:
+                yield site
     finally:
         runtime.remove()
 
@@ -124,43 +145,65 @@ async def _publish_until(site: Site, done: asyncio.Event) -> int:
     return count
 
 
-async def _idle(site: Site, size: Size) -> list[Row]:
+class Idle(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of an idle engine, by route."""
+
+    taken: dict[str, list[Published]]
+    alone_ms: list[float]
+    """The same first token from a version that is long there."""
+
+
+async def _idle(site: Site, size: Size) -> Idle:
     """Every route in turn, engine idle."""
     routes: dict[str, Callable[[], Awaitable[Published]]] = {r: _publisher(site, r) for r in get_args(Route)}
     routes["disk"] = site.publish_by_disk
-    taken: dict[str, list[Published]] = {name: [] for name in routes}
-    alone: list[float] = []
+    found = Idle(taken={name: [] for name in routes}, alone_ms=[])
     for number in range(size.publications + 1):
-        alone.append(await site.first_token_ms())
+        alone_ms = await site.first_token_ms()
         for name, publish in routes.items():
             took = await publish()
             if number:  # the first of each is a warm-up
-                taken[name].append(took)
-    first = {name: [t.first_token_ms for t in times] for name, times in taken.items()}
-    usable = {name: [t.usable_ms for t in times] for name, times in taken.items()}
-    rows = [_against_disk("memory_vs_file", first), _against_disk("usable_memory_vs_file", usable)]
-    bound = statistics.median(alone[1:])
-    rows.append(
-        Row(
-            name="first_token_alone", value=bound, unit="ms", ratio=statistics.median(first["disk"]) / bound,
-            reference="save, fsync, vLLM's disk loader", repeats=size.publications,
-        )
+                found.taken[name].append(took)
+        if number:
+            found.alone_ms.append(alone_ms)
+    return found
+
+
+def _against_disk(times: Idle, prefix: str = "", size: str = "") -> list[Row]:
+    return [
+        _ratio(f"{prefix}memory_vs_file", _times(times, "first_token_ms"), size),
+        _ratio(f"{prefix}usable_memory_vs_file", _times(times, "usable_ms"), size),
+    ]
+
+
+def _ratio(name: str, by_route: dict[str, list[float]], size: str) -> Row:
+    memory, disk = statistics.median(by_route["gloo"]), statistics.median(by_route["disk"])
+    return Row(
+        name=name, value=memory, unit="ms", ratio=disk / memory, repeats=len(by_route["gloo"]),
+        reference=f"save, fsync, vLLM's disk loader{size}",
     )  # fmt: skip
-    pause = {name: [t.pause_ms for t in times] for name, times in taken.items()}
-    for what, by_route in (("publish", first), ("usable", usable), ("pause", pause)):
-        for name, times in by_route.items():
-            p50, p99 = percentiles(times)
-            rows.append(Row(name=f"{what}_{name}_p50", value=p50, unit="ms", repeats=len(times)))
-            rows.append(Row(name=f"{what}_{name}_p99", value=p99, unit="ms", repeats=len(times)))
+
+
+def _first_token_alone(times: Idle) -> Row:
+    bound = statistics.median(times.alone_ms)
+    return Row(
+        name="first_token_alone", value=bound, unit="ms", repeats=len(times.alone_ms),
+        ratio=statistics.median(_times(times, "first_token_ms")["disk"]) / bound, reference="save, fsync, vLLM's disk loader",
+    )  # fmt: skip
+
+
+def _by_route(times: Idle) -> list[Row]:
+    rows = []
+    for what, kind in (("publish", "first_token_ms"), ("usable", "usable_ms"), ("pause", "pause_ms")):
+        for name, found in _times(times, kind).items():
+            p50, p99 = percentiles(found)
+            rows.append(Row(name=f"{what}_{name}_p50", value=p50, unit="ms", repeats=len(found)))
+            rows.append(Row(name=f"{what}_{name}_p99", value=p99, unit="ms", repeats=len(found)))
     return rows
 
 
-def _against_disk(name: str, times: dict[str, list[float]]) -> Row:
-    memory, disk = statistics.median(times["gloo"]), statistics.median(times["disk"])
-    return Row(
-        name=name, value=memory, unit="ms", ratio=disk / memory, repeats=len(times["gloo"]),
-        reference="save, fsync, vLLM's disk loader",
-    )  # fmt: skip
+def _times(times: Idle, kind: str) -> dict[str, list[float]]:
+    return {name: [getattr(t, kind) for t in took] for name, took in times.taken.items()}
 
 
 def _publisher(site: Site, route: Route) -> Callable[[], Awaitable[Published]]:

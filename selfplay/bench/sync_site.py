@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 RANKS = {"float32": 8, "bfloat16": 16}
 """By dtype, so that an adapter on all projections of SmolLM2-135M has 9.8 MB either way."""
+LARGE_RANKS = {"float32": 64, "bfloat16": 128}
+"""Likewise 78 MB: what a model of seven billion parameters has at rank 16, in bfloat16."""
 PROMPT_TOKENS, REPLY_TOKENS = 48, 24
 """Of the load."""
 FIRST_PROMPT_TOKENS = 4
@@ -59,11 +61,13 @@ class Published:
 class Site:
     """One engine with its senders. ``async with Site.open(...) as site``."""
 
-    def __init__(self, engine: VllmEngine, model: ResolvedModel, dtype: DtypeName, memory: Path, disk: Path) -> None:
+    def __init__(
+        self, engine: VllmEngine, model: ResolvedModel, dtype: DtypeName, rank: int, memory: Path, disk: Path
+    ) -> None:
         self.engine, self._dtype, self._memory, self._disk = engine, dtype, memory, disk
         self.tensors: dict[str, Tensor] = {}
         self.config: dict[str, Any] = {
-            "r": RANKS[dtype], "lora_alpha": 2 * RANKS[dtype], "target_modules": list(model.linear_names), "peft_type": "LORA",
+            "r": rank, "lora_alpha": 2 * rank, "target_modules": list(model.linear_names), "peft_type": "LORA",
         }  # fmt: skip
         self._numbers = itertools.count()
         self._senders: dict[str, Sender] = {}
@@ -72,25 +76,28 @@ class Site:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, model: ResolvedModel, memory: Path, disk: Path) -> AsyncIterator[Site]:
-        """Start the engine, join the group and install the adapters of the load. ``memory``: the runtime folder."""
+    async def open(cls, model: ResolvedModel, memory: Path, disk: Path, *, large: bool = False) -> AsyncIterator[Site]:
+        """Start the engine, join the group and install the adapters of the load. ``memory``: the runtime folder.
+
+        Once per process: the engine's is forked, and would hang with a copy of threads that had computed before.
+        """
         from selfplay.policy import environ
         from selfplay.policy.settings import PolicyServerConfig
 
         dtype = auto_dtype(model.default_dtype)
+        rank = (LARGE_RANKS if large else RANKS)[dtype]
         config = PolicyServerConfig(
             address=f"ipc://{memory}/unused", runtime_dir=str(memory), model=str(model.path), engine="vllm",
-            dtype=dtype, max_model_len=256, max_live_adapters=4, max_installed=8, max_rank=RANKS[dtype],
+            dtype=dtype, max_model_len=256, max_live_adapters=4, max_installed=8, max_rank=rank,
             max_num_seqs=CONCURRENCY, kv_cache_mb=256, targets=model.linear_names,
         )  # fmt: skip
         environ.apply(config)
         from selfplay.policy.vllm_engine import VllmEngine
 
-        site = cls(VllmEngine(config), model, dtype, memory, disk)
+        site = cls(VllmEngine(config), model, dtype, rank, memory, disk)
         try:
             await site.engine.start()
-            # only now: the engine's process is forked, and would hang with a copy of threads that had computed here
-            site.tensors = adapter_tensors(model, RANKS[dtype])
+            site.tensors = adapter_tensors(model, rank)  # only now: it starts the threads that a fork must not copy
             await site._join()
             for name in LOADED:
                 await site.install(name, "gloo")

@@ -28,6 +28,7 @@ from torch._C import _distributed_c10d as c10d
 
 from selfplay.errors import ConfigError, SyncError
 from selfplay.sync.bucket import Bucket, TransportName, check_header
+from selfplay.sync.host_memory import HOST_MEMORY
 from selfplay.wire.messages import BucketHeader
 
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
@@ -127,7 +128,7 @@ class CollectiveReceiver:
         group, deadline = self._group, time.monotonic() + timeout_s
         group.require_healthy()
         check_header(header)
-        data = torch.empty(header.num_bytes, dtype=torch.uint8, device=group.device)
+        data = _buffer(header.num_bytes, group.device)
         found = self._announced(group.num_sends + 1, timeout_s, cancelled)
         group.num_sends += 1
         if found != _announcement(header):
@@ -152,6 +153,12 @@ class CollectiveReceiver:
                 raise SyncError(f"the sender announced nothing over {self._group.transport} within {timeout_s:g} s")
             time.sleep(_POLL_S)
         raise SyncError("receive was cancelled")
+
+
+def _buffer(num_bytes: int, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return HOST_MEMORY.take(num_bytes)
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
 
 def _announcement(header: BucketHeader) -> str:

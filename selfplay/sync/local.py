@@ -17,13 +17,13 @@ import threading
 import time
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from selfplay.errors import StoreError, SyncError
 from selfplay.store.atomic import write_bytes
 from selfplay.store.peft_format import WEIGHTS_NAME
 from selfplay.sync.bucket import Bucket, check_header, host_view
+from selfplay.sync.host_memory import HOST_MEMORY
 from selfplay.wire.messages import BucketHeader
 
 _POLL_S = 0.001
@@ -103,7 +103,7 @@ def _read(path: Path, header: BucketHeader) -> Tensor:
                 f"{path} has {info.st_size} bytes; the header says {header.num_bytes} from byte {header.offset} to the end"
             )
         f.seek(header.offset)
-        data = torch.empty(header.num_bytes, dtype=torch.uint8)
+        data = HOST_MEMORY.take(header.num_bytes)
         view, done = host_view(data), 0
         while done < header.num_bytes:
             count = f.readinto(view[done:])

@@ -19,7 +19,7 @@ from torch import Tensor
 from selfplay.errors import TrainerError
 from selfplay.store.adapters import AdapterStore
 from selfplay.store.peft_format import WEIGHTS_NAME
-from selfplay.sync import Bucket, DtypeName, Sender, make_sender, pack, save_adapter
+from selfplay.sync import Bucket, DtypeName, Sender, make_sender, pack, save_adapter, unpack
 from selfplay.training.model import PackedPolicy
 from selfplay.types import PolicyVersion
 from selfplay.wire.messages import Export, Exported, JoinWeights, Send, Sent
@@ -52,11 +52,12 @@ class Exporter:
             raise TrainerError(
                 f"{version} cannot be exported: agents here are {', '.join(sorted(self._policy.adapters))}"
             )
-        tensors, config = _on_host(adapter.tensors()), adapter.layout.adapter_config()
+        live, config = adapter.tensors(), adapter.layout.adapter_config()
         bucket = pack(
-            tensors, dtype=self._dtype, transport=message.transport, address=message.address, adapter_config=config
+            live, dtype=self._dtype, transport=message.transport, address=message.address, adapter_config=config
         )
-        stored = self._writer.submit(_store, AdapterStore(Path(message.folder)), message, tensors, config)
+        kept = _stored_form(live, bucket)
+        stored = self._writer.submit(_store, AdapterStore(Path(message.folder)), message, kept, config)
         self._last = _Export(version, bucket, stored)
         return Exported(request=message.request, header=bucket.header)
 
@@ -116,6 +117,8 @@ def load_version(policy: PackedPolicy, store: AdapterStore, version: PolicyVersi
     return True
 
 
-def _on_host(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Private copies on the CPU; safetensors refuses tensors that share memory."""
-    return {name: tensor.to("cpu", torch.float32, copy=True) for name, tensor in tensors.items()}
+def _stored_form(live: dict[str, Tensor], bucket: Bucket) -> dict[str, Tensor]:
+    """What goes into the store, float32 and nobody else's to change: the bucket itself where it is just that."""
+    if bucket.header.dtype == "float32" and bucket.data.device.type == "cpu":
+        return unpack(bucket.header, bucket.data)
+    return {name: tensor.to("cpu", torch.float32, copy=True) for name, tensor in live.items()}
