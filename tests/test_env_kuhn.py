@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from game_tree import Deals, always, best_response_value, nash_conv, uniform, values
+from selfplay.errors import ConfigError
+from selfplay.evaluation import build_tree, solve
 from selfplay.registry import make_environment
-from selfplay_agents.equilibrium import bet_probability
+from selfplay_agents.equilibrium import _read_kuhn, bet_probability
 from selfplay_envs.kuhn_poker import RANKS, KuhnPoker
 from toy_games import Scripted, play_toy
 
@@ -45,6 +47,27 @@ def test_uniform_play() -> None:
 @pytest.mark.parametrize(("move", "expected"), [("bet", 2 / 3), ("pass", 2.0)])
 def test_constant_play(move: str, expected: float) -> None:
     assert nash_conv(deals(), always(move)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_short_wording_is_the_same_game_and_its_equilibrium_player_knows_it() -> None:
+    tree, plain = build_tree("kuhn-poker-v0", {"wording": "short"}), build_tree("kuhn-poker-v0", {})
+    assert {s.decision.view for s in tree.states} == {f"{c}{h}" for c in "JQK" for h in ("", " p", " b", " pb")}
+    policy = [kuhn_row(s.decision.view) for s in tree.states]
+    assert solve(tree, policy).nash_conv == pytest.approx(0.0, abs=1e-9)
+    assert solve(plain, [kuhn_row(s.decision.view) for s in plain.states]).nash_conv == pytest.approx(0.0, abs=1e-9)
+
+
+def kuhn_row(view: str) -> list[float]:
+    found = _read_kuhn(view)
+    assert found is not None
+    card, history = found
+    p = bet_probability(history, card, 0.2)
+    return [1.0 - p, p]
+
+
+def test_a_wording_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="wording is 'long'; it must be plain or short"):
+        make_environment("kuhn-poker-v0", {"wording": "long"}, 0)
 
 
 def test_three_players_uniform() -> None:

@@ -10,6 +10,9 @@ import pyspiel
 import pytest
 
 from game_tree import Deals, after, nash_conv, uniform, values
+from selfplay.errors import ConfigError
+from selfplay.evaluation import build_tree, solve
+from selfplay.registry import make_environment
 from selfplay_agents.equilibrium import leduc_probabilities
 from selfplay_envs.leduc_poker import RANKS, LeducPoker
 from toy_games import Scripted, play_toy
@@ -60,6 +63,21 @@ def test_every_situation_has_its_probabilities() -> None:
     for _, game in deals():
         walk(game)  # type: ignore[arg-type]
     assert len(views) == 288  # 936 when suits are told apart
+
+
+def test_the_short_wording_is_the_same_game_and_its_equilibrium_player_knows_it() -> None:
+    tree = build_tree("leduc-poker-v0", {"wording": "short"})
+    rows = [leduc_probabilities(state.decision.view) for state in tree.states]
+    assert len(rows) == 288
+    policy = [
+        [row[move] / sum(row.values()) for move in state.moves] for row, state in zip(rows, tree.states, strict=True)
+    ]
+    assert solve(tree, policy).nash_conv < 0.01
+
+
+def test_a_wording_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match="wording is 'long'; it must be plain or short"):
+        make_environment("leduc-poker-v0", {"wording": "long"}, 0)
 
 
 def test_move_for_move_as_openspiel() -> None:

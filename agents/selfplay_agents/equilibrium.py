@@ -19,6 +19,7 @@ from selfplay.errors import ConfigError, UserError
 from selfplay.registry.parameters import Parameter, check_values
 
 _KUHN = re.compile(r"Card: ([JQK])\. History: ([a-z, ]{1,40})\.")
+_SHORT_KUHN = re.compile(r"([JQK])(?: ([pb]{1,2}))?")
 _LEDUC = re.compile(
     r"Your card: ([JQK])\. Public card: ([JQK]|none)\. Round 1: ([a-z, ]{1,60})\.(?: Round 2: ([a-z, ]{1,60})\.)?"
 )
@@ -60,24 +61,39 @@ def bet_probability(history: tuple[str, ...], card: str, alpha: float) -> float:
 
 
 def _kuhn(decision: Decision, alpha: float) -> Mapping[str, float]:
-    found = _KUHN.search(decision.view)
+    found = _read_kuhn(decision.view)
     if found is None or "players" in decision.rules:
         raise UserError("equilibrium plays kuhn-poker with two players only; this is another game")
-    history = () if found[2] == "none" else tuple(found[2].split(", "))
-    p = bet_probability(history, found[1], alpha)
+    card, history = found
+    p = bet_probability(history, card, alpha)
     return {"bet": p, "pass": 1.0 - p}
+
+
+def _read_kuhn(view: str) -> tuple[str, tuple[str, ...]] | None:
+    """(card, history) of either wording."""
+    if short := _SHORT_KUHN.fullmatch(view):
+        return short[1], tuple("pass" if letter == "p" else "bet" for letter in short[2] or "")
+    if found := _KUHN.search(view):
+        return found[1], () if found[2] == "none" else tuple(found[2].split(", "))
+    return None
 
 
 def leduc_probabilities(view: str) -> Mapping[str, float]:
     """Probability of each legal move in the situation that a view of Leduc poker shows."""
+    words = {letter: word for word, letter in _LEDUC_LETTERS.items()}
+    return {words[letter]: p for letter, p in _leduc_table()[_leduc_key(view)].items()}
+
+
+def _leduc_key(view: str) -> str:
+    """The view in its short wording, which is how the table names it."""
+    if view in _leduc_table():
+        return view
     found = _LEDUC.search(view)
     if found is None:
         raise UserError(f"equilibrium cannot read this view of leduc-poker: {view[:100]!r}")
     card, public, *rounds = found.groups()
     letters = ["".join(_LEDUC_LETTERS[m] for m in (r or "none").split(", ") if m != "none") for r in rounds]
-    key = f"{card}{'-' if public == 'none' else public} {' '.join(letters)}".strip()
-    words = {letter: word for word, letter in _LEDUC_LETTERS.items()}
-    return {words[letter]: p for letter, p in _leduc_table()[key].items()}
+    return f"{card}{'-' if public == 'none' else public} {' '.join(letters)}".strip()
 
 
 def _leduc(decision: Decision, alpha: float) -> Mapping[str, float]:  # noqa: ARG001 - alpha is a matter of Kuhn poker

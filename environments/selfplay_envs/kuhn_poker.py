@@ -20,16 +20,19 @@ class KuhnPoker(Environment):
     the highest card among those who bet takes the pot. Rewards are the chips won or lost: with two players 1 or 2.
 
     The parameter ``players`` (2 to 4) sets the number of seats; two players and the cards J, Q, K are the game of the
-    literature (Kuhn, 1950). An answer without a legal move may be tried again once, then the seat forfeits: it loses 2
+    literature (Kuhn, 1950). ``wording="short"`` shows card and moves as letters, for models that read bytes: ``K``, ``K pb``. An answer without a legal move may be tried again once, then the seat forfeits: it loses 2
     chips, shared equally by the others.
     """
 
     max_move_tokens = 8
 
-    def __init__(self, rng: random.Random, players: int = 2) -> None:
+    def __init__(self, rng: random.Random, players: int = 2, wording: str = "plain") -> None:
         super().__init__(rng)
         if not 2 <= players <= 4:
             raise ConfigError(f"players is {players}; the game is for 2 to 4")
+        if wording not in ("plain", "short"):
+            raise ConfigError(f"wording is {wording!r}; it must be plain or short")
+        self._short = wording == "short"
         self.seats = tuple(f"player_{i}" for i in range(players))
         self.reward_range = (-2.0, 2.0 * (players - 1))
         self.forfeit = Forfeit(retries=1, offender=-2.0, others=2.0 / (players - 1))
@@ -50,10 +53,12 @@ class KuhnPoker(Environment):
         return () if over else (self.seats[done % n],)
 
     def view(self, seat: str) -> str:
+        card = self._cards[self.seats.index(seat)]
+        if self._short:
+            return f"{card} {''.join(move[0] for move in self._history)}".rstrip()
         # Of 18 wordings this one started a 135M chat model nearest to both: legal answers (0.6; others 0.1 to 0.5), and an
         # even choice between them (bet 0.4 to 0.55). A model that never says one of the moves cannot learn when to.
         history = ", ".join(self._history) or "none"
-        card = self._cards[self.seats.index(seat)]
         return f"Card: {card}. History: {history}. Pass or bet? Bet or pass?"
 
     def legal_moves(self, seat: str) -> Sequence[str]:

@@ -6,11 +6,13 @@ import random
 from collections.abc import Mapping, Sequence
 
 from selfplay.environment import Environment, Forfeit, Outcome
+from selfplay.errors import ConfigError
 
 RANKS = ("J", "Q", "K")
 RAISE_BY = (2, 4)
 MAX_RAISES = 2
 FOLD, CHECK, CALL, RAISE = "fold", "check", "call", "raise"
+LETTERS = {FOLD: "f", CHECK: "k", CALL: "c", RAISE: "r"}
 
 
 class LeducPoker(Environment):
@@ -20,6 +22,9 @@ class LeducPoker(Environment):
     facing a raise it may ``fold``, ``call`` or ``raise``. A raise adds 2 chips in the first round and 4 in the second; at
     most two raises per round. A round ends when both have checked or a raise was called. At the end a pair with the public
     card wins, else the higher card; equal cards split the pot. Rewards are the chips won or lost, at most 13.
+
+    ``wording="short"`` shows the state in a few letters, for models that read bytes: own card, public card or ``-``, and each
+    round's moves (f, k for check, c, r), as in ``Q- kr`` and ``QK kc r``.
 
     An answer without a legal move may be tried again once, then the seat forfeits 13 chips to the other.
     Uniformly random play has NashConv 4.747222 and value -0.078125 for ``player_0``.
@@ -31,8 +36,11 @@ class LeducPoker(Environment):
     max_turns = 8
     max_move_tokens = 8
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, wording: str = "plain") -> None:
         super().__init__(rng)
+        if wording not in ("plain", "short"):
+            raise ConfigError(f"wording is {wording!r}; it must be plain or short")
+        self._short = wording == "short"
         self._cards = rng.sample(RANKS * 2, 3)  # player_0, player_1, public
         self._rounds: list[list[str]] = [[]]
         self._paid = [1, 1]
@@ -51,6 +59,9 @@ class LeducPoker(Environment):
 
     def view(self, seat: str) -> str:
         me = self.seats.index(seat)
+        if self._short:
+            rounds = " ".join("".join(LETTERS[m] for m in moves) for moves in self._rounds)
+            return f"{self._cards[me]}{self._cards[2] if len(self._rounds) == 2 else '-'} {rounds}".rstrip()
         choice = f" Choose: {', '.join(self.legal_moves(seat))}." if seat in self.to_move() else ""
         return (
             f"Your card: {self._cards[me]}. {self.transcript()} You paid {self._paid[me]}, "
