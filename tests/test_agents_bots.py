@@ -61,6 +61,26 @@ def test_random_is_uniform_over_legal_moves_and_seeded() -> None:
     assert all(any(c.isalpha() for c in t) for t in texts[0])
 
 
+def test_a_habit_is_one_move_per_view_whoever_plays() -> None:
+    legal = ("1", "2", "3")
+    always = [
+        {ask(RandomPlayer(context(seed=seed, habit=1.0)), decision(view, legal)).text for seed in range(5)}
+        for view in "abcdefgh"
+    ]
+    assert all(len(moves) == 1 for moves in always)
+    assert len(set.union(*always)) == 3
+    counts = Counter(ask(RandomPlayer(context(seed=seed, habit=0.5)), decision("a", legal)).text for seed in range(600))
+    (usual,) = always[0]
+    assert 340 < counts[usual] < 460  # two thirds
+    assert min(counts.values()) > 60
+
+
+@pytest.mark.parametrize("habit", [-0.1, 1.5])
+def test_a_habit_is_a_probability(habit: float) -> None:
+    with pytest.raises(ConfigError, match="it must be between 0 and 1"):
+        RandomPlayer(context(habit=habit))
+
+
 def test_the_same_match_gives_the_same_game() -> None:
     def moves(seed: int) -> list[str | None]:
         return [t.move for t in game("tictactoe-v0", {"x": "random", "o": "random"}, seed).turns]
