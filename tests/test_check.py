@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from tests.patience import PATIENCE_S
 from selfplay.check import Report, check_environment, check_here
 from selfplay.cli.main import main
 from selfplay.errors import ConfigError, UserError
-from selfplay.registry import ENVIRONMENTS, list_entries
+from selfplay.registry import ENVIRONMENTS, list_entries, make_environment
 
 FAULTY = str(Path(__file__).with_name("faulty_game.py"))
 OURS = sorted(e.id for e in list_entries(ENVIRONMENTS) if e.distribution == "selfplay")
@@ -159,3 +160,19 @@ def test_json_is_the_report_and_nothing_else(capfd: pytest.CaptureFixture[str]) 
     report = msgspec.json.decode(capfd.readouterr().out, type=Report)
     assert [c.name for c in report.faults] == ["output"]
     assert report.source.startswith("file faulty_game.py sha256:")
+
+
+@pytest.mark.parametrize("env_id", OURS)
+def test_a_model_that_reads_bytes_can_say_every_move(env_id: str) -> None:
+    """A byte is the shortest token; what is said ends with one more."""
+    longest, room = "", 0
+    for seed in range(20):
+        game, rng = make_environment(env_id, {}, seed), random.Random(seed)
+        room = game.max_move_tokens
+        for _ in range(game.max_turns):
+            legal = {seat: game.legal_moves(seat) for seat in game.to_move()}
+            if not legal or None in legal.values():
+                break
+            longest = max([longest, *(move for moves in legal.values() for move in moves or ())], key=len)
+            game.step({seat: rng.choice(list(moves or ())) for seat, moves in legal.items()})
+    assert len(longest.encode()) < room

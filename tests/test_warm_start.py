@@ -130,6 +130,7 @@ def test_the_command_writes_a_folder_and_says_how_to_go_on(tmp_path: Path) -> No
             ["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.options.ties=first"],
             "has no parameter 'ties'",
         ),
+        (["--env", KUHN, "model=tiny", "--out", "{here}/x", "rollout.max_tokens=3"], "set rollout.max_tokens=5"),
         (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.stps=3"], "did you mean 'warm_start.steps'"),
         (["model=tiny", "--out", "{here}/x"], "env is empty"),
         (["--env", "kuhn-poker-v9", "model=tiny", "--out", "{here}/x"], "did you mean 'kuhn-poker-v0'"),

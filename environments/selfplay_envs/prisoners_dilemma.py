@@ -34,7 +34,7 @@ class PrisonersDilemma(Environment):
     zero_sum = False
     reward_range = (0.0, 5.0)
     forfeit = Forfeit(retries=1, offender=0.0, others=3.0)
-    max_move_tokens = 8
+    max_move_tokens = 12
     presets: Mapping[str, Mapping[str, Scalar]] = {
         "one-shot": {"rounds": 1},
         "noisy": {"noise": 0.05},

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,7 +25,7 @@ from selfplay.process import live_with_parent
 from selfplay.registry import describe
 from selfplay.store.atomic import write_bytes
 from selfplay.store.run_folder import RunFolder
-from selfplay.types import Scalar
+from selfplay.types import Episode, Scalar
 
 FOLDER = "warm_start"
 """In a run folder: the base model that the run plays with."""
@@ -111,6 +111,7 @@ def _learn(job: WarmStartJob) -> None:
         spec, config.env_params, teacher=Teacher(warm.player, warm.options), num=warm.episodes, seed=config.seed,
         chat=HfChat(job.source), opponent=warm.opponent, options={name: seat.options for name, seat in config.seats.items() if seat.player == "llm"},
     )  # fmt: skip
+    _check_length(episodes, config.rollout.max_tokens or spec.max_move_tokens)
     segments = [s for e in episodes for s in episode_segments(e, dict.fromkeys(spec.seats, 1.0))]
     report = fit(
         Path(job.source), Path(job.target), segments, warm, seed=config.seed,
@@ -121,6 +122,18 @@ def _learn(job: WarmStartJob) -> None:
         "steps": report.steps, "first_loss": report.first_loss, "last_loss": report.last_loss, "seed": config.seed,
     }  # fmt: skip
     write_bytes(Path(job.target) / RECORD, msgspec.json.encode(record))
+
+
+def _check_length(episodes: Sequence[Episode], max_tokens: int) -> None:
+    """Raise `UserError` for an answer that the model could learn and then never say to its end."""
+    longest = max(
+        (t for e in episodes for t in e.turns if t.sampled_ids), key=lambda t: len(t.sampled_ids), default=None
+    )
+    if longest is not None and (needed := len(longest.sampled_ids)) - 1 > max_tokens:
+        raise UserError(
+            f"the answer {longest.text[:80]!r} has {needed} tokens for this model with the end of its turn, and play allows {max_tokens}: "
+            f"set rollout.max_tokens={needed}"
+        )
 
 
 if __name__ == "__main__":
