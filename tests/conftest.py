@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ os.environ.setdefault("NO_COLOR", "1")
 import hypothesis
 import psutil
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests.runs import end_all
 
 from selfplay.models import resolve_model
@@ -94,3 +96,16 @@ def _processes(place: Path) -> list[str]:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the model called ``tiny``, in a cache of the session's own."""
     return resolve_model("tiny", cache_dir=tmp_path_factory.mktemp("models")).path
+
+
+@pytest.fixture(scope="session")
+def tied_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """The tiny model, but its embedding is its output head as well."""
+    folder = tmp_path_factory.mktemp("tied") / "model"
+    shutil.copytree(tiny_model, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"] = weights.pop("lm_head.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": True}))
+    return folder

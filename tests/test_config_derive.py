@@ -13,7 +13,7 @@ from selfplay.config import (
     load_config,
     resolve_transport,
 )
-from selfplay.config.derive import awaited_lag, check_adapter_slots, version_lag
+from selfplay.config.derive import awaited_lag, check_adapter_slots, check_full_size, version_lag
 from selfplay.errors import ConfigError
 
 
@@ -46,6 +46,9 @@ def test_the_defaults_can_run() -> None:
         (["sync.interrupt=episode", "rollout.partial=abort_resume"], "contradict each other: an episode keeps"),
         (["sync.interrupt=drain", "rollout.partial=abort_resume"], "contradict each other: drain waits"),
         (["sync.cache=recompute"], "has a meaning with sync.interrupt=token only, not with turn"),
+        (["train.parameters=full", "lora.rank=4"], "lora.rank=4 has no meaning with train.parameters=full"),
+        (["train.parameters=full", "lora.rslora=true"], "lora.rslora=True has no meaning .* leave it out, or set"),
+        (["train.parameters=full", 'agents.pro.targets=["q_proj"]'], r"agents.pro.targets=\['q_proj'\] has no meaning"),
         (["jury.agent=api"], "needs jury.api_base and jury.api_model"),
         (["jury.agent=pro"], "must be base, api, or a frozen version"),
         (["jury.agent=pro@x"], "not a policy version"),
@@ -149,3 +152,12 @@ def test_the_engine_is_sized_for_the_largest_agent_and_serves_what_any_of_them_c
 def test_settings_that_contradict_each_other_are_refused(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_config(load_config(None, ["env=kuhn-poker-v0", *overrides]))
+
+
+def test_a_model_that_is_too_large_to_be_had_whole_by_every_version() -> None:
+    config = load_config(None, ["env=debate-v0", "model=smollm2-135m", "train.parameters=full"])
+    check_full_size(config, 16_000_000)
+    with pytest.raises(
+        ConfigError, match=r"smollm2-135m has 135 million parameters, .* at most 16 million are allowed"
+    ):
+        check_full_size(config, 134_515_008)

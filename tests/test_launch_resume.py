@@ -52,6 +52,37 @@ def test_a_frozen_version_that_a_new_run_cannot_have_is_refused_before_it_has_a_
     assert not list(tmp_path.iterdir())
 
 
+def test_a_frozen_version_that_is_given_to_a_new_run_is_one_it_has(tmp_path: Path) -> None:
+    """What is refused next is where its folder would be."""
+    place = tmp_path / "a file"
+    place.touch()
+    keys = [f"runs_dir={place}", "policy.engine=transformers", "seats.player_0.agent=old@1"]
+    config = load_config(None, ["env=kuhn-poker-v0", "model=tiny", *keys])
+    with pytest.raises(ConfigError, match="old@1 is named as a frozen version"):
+        start_run(config, PlainView())
+    with pytest.raises(ConfigError, match=r"^runs_dir="):
+        start_run(config, PlainView(), [tmp_path / "adapters" / "old" / "1"])
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ("vllm", r"^train\.parameters=full needs policy\.engine=transformers: vLLM serves low-rank adapters only$"),
+        ("auto", r"transformers: vLLM, which policy\.engine=auto takes here, serves low-rank adapters only$"),
+    ],
+)
+def test_whole_models_on_an_engine_of_adapters_are_refused_before_there_is_a_folder(
+    tmp_path: Path, engine: str, message: str
+) -> None:
+    config = load_config(
+        None,
+        ["env=kuhn-poker-v0", "model=tiny", f"runs_dir={tmp_path}", f"policy.engine={engine}", "train.parameters=full"],
+    )
+    with pytest.raises(ConfigError, match=message):
+        start_run(config, PlainView())
+    assert not list(tmp_path.iterdir())
+
+
 def test_more_adapted_layers_than_the_model_has_are_refused_before_there_is_a_folder(tmp_path: Path) -> None:
     config = load_config(None, ["env=kuhn-poker-v0", "model=tiny", f"runs_dir={tmp_path}", "lora.layers=3"])
     with pytest.raises(ConfigError, match=r"^lora\.layers=3: model tiny has 2 layers; 0 means all of them$"):

@@ -61,7 +61,7 @@ def test_matrices_are_views_with_peft_names_and_shapes() -> None:
         "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": (2, 6),
         "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight": (8, 2),
     }
-    sum(m.sum() * (i + 1) for i, m in enumerate(adapter.matrices())).backward()  # type: ignore[union-attr]
+    sum(m.sum() * (i + 1) for i, m in enumerate(adapter.split(adapter.flat))).backward()  # type: ignore[union-attr]
     assert adapter.flat.grad is not None
     assert [float(g[0]) for g in torch.split(adapter.flat.grad, list(LAYOUT.sizes))] == [1, 2, 3, 4]
 

@@ -200,7 +200,7 @@ def _packed(folder: Path, dtype: str, agents: Sequence[str]) -> Trainer:
 
     config = Config()
     policy = load_policy(
-        folder, dtype=getattr(torch, dtype), loras=dict.fromkeys(agents, config.lora), seed=config.seed
+        folder, dtype=getattr(torch, dtype), adapters=dict.fromkeys(agents, config.lora), seed=config.seed
     )
     return Trainer(policy, config, RankGroup())
 

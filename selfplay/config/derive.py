@@ -17,6 +17,10 @@ from selfplay.types import PolicyVersion, check_name
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Projections of a decoder layer that trainer and engine both know how to adapt."""
 
+MAX_FULL_PARAMETERS = 16_000_000
+"""Parameters of the largest model that agents may train whole: 64 MB a copy in float32. A trainer holds five copies per agent, an
+engine twice the live versions and a few."""
+
 
 def resolve_transport(config: Config, *, has_gpu: bool) -> Literal["nccl", "gloo", "shm", "file"]:
     """The weight transport of this run: ``auto`` is nccl on GPUs and gloo on CPU. Raises `ConfigError` for nccl without a GPU."""
@@ -93,6 +97,7 @@ def check_config(config: Config) -> None:
     """Raise `ConfigError` for the first setting or combination that can never run."""
     _check_env(config)
     _check_lora(config)
+    _check_full(config)
     _check_optimizer(config)
     _check_algorithm(config)
     _check_buffer(config)
@@ -128,6 +133,33 @@ def _check_lora(config: Config) -> None:
                 raise ConfigError(f"{section}.targets: unknown projection {target!r}{suggestion(target, PROJECTIONS)}")
         if len(set(lora.targets)) < len(lora.targets):
             raise ConfigError(f"{section}.targets names a projection twice: {', '.join(lora.targets)}")
+
+
+def _check_full(config: Config) -> None:
+    """Whole models have no adapter: what is said about one would be ignored."""
+    if config.train.parameters != "full":
+        return
+    default = LoraConfig()
+    said = {f"lora.{name}": getattr(config.lora, name) for name in LoraConfig.__struct_fields__
+            if getattr(config.lora, name) != getattr(default, name)}  # fmt: skip
+    for agent, own in config.agents.items():
+        said |= {
+            f"agents.{agent}.{name}": value for name in ("rank", "alpha", "targets") if (value := getattr(own, name))
+        }
+    for key, value in said.items():
+        raise ConfigError(
+            f"{key}={list(value) if isinstance(value, tuple) else value} has no meaning with train.parameters=full, where agents "
+            "have no adapter: leave it out, or set train.parameters=lora"
+        )
+
+
+def check_full_size(config: Config, num_parameters: int) -> None:
+    """Raise `ConfigError` for a model too large to be had whole by every agent and every version."""
+    if num_parameters > MAX_FULL_PARAMETERS:
+        raise ConfigError(
+            f"train.parameters=full: model {config.model} has {num_parameters / 1e6:,.0f} million parameters, and every agent and "
+            f"every version is a copy of it, so at most {MAX_FULL_PARAMETERS / 1e6:.0f} million are allowed: use train.parameters=lora"
+        )
 
 
 def _check_optimizer(config: Config) -> None:

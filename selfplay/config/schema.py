@@ -61,12 +61,18 @@ class AgentConfig(_Section, frozen=True):
 class TrainConfig(_Section, frozen=True):
     """The optimizer side."""
 
+    parameters: Annotated[
+        Literal["lora", "full"],
+        Meta(
+            description="what an agent trains. lora: an adapter; full: every parameter of a small model, each agent a set of its own"
+        ),
+    ] = "lora"
     steps: Annotated[Natural, Meta(description="optimizer steps")] = 3
     batch: Annotated[Count, Meta(description="episodes per step, of all agents together")] = 8
     ranks: Annotated[int, Meta(ge=1, le=4096, description="trainer processes (FSDP2 data parallel)")] = 1
     lr: Annotated[Positive, Meta(description="AdamW learning rate")] = 3e-4
     betas: Annotated[tuple[float, float], Meta(description="AdamW betas")] = (0.9, 0.95)
-    weight_decay: Annotated[NonNegative, Meta(description="AdamW weight decay, on adapters only")] = 0.0
+    weight_decay: Annotated[NonNegative, Meta(description="AdamW weight decay, on what agents train only")] = 0.0
     clip_norm: Annotated[Positive, Meta(description="gradient norm clip, per agent")] = 1.0
     warmup_steps: Annotated[Natural, Meta(description="linear warm-up steps, counted per agent")] = 0
     schedule: Annotated[

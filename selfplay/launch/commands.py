@@ -24,6 +24,7 @@ from selfplay.store.atomic import store_errors
 from selfplay.store.checkpoints import Checkpoint, Checkpoints
 from selfplay.store.manifest import new_manifest
 from selfplay.store.run_folder import RunFolder, check_run_name, default_run_name
+from selfplay.types import PolicyVersion
 
 FIXED = (
     "env",
@@ -37,6 +38,7 @@ FIXED = (
     "warm_start",
     "policy.dtype",
     "train.dtype",
+    "train.parameters",
     "league.exploiters",
 )
 """What a resumed run may not change: other matches, other tensors, or another model would not be the same run."""
@@ -47,7 +49,7 @@ def start_run(config: Config, observer: Observer, frozen: Sequence[Path] = ()) -
     if config.name:
         check_run_name(config.name)
     plan = plan_run(config, observer.event)
-    _check_frozen(plan, None)
+    _check_frozen(plan, [PolicyVersion(path.parent.name, int(path.name)) for path in frozen])
     with _new_folder(config, plan) as run:
         run.update_manifest(model_digest=plan.serving.model.digest)
         observer.event(f"run folder {run.path}")
@@ -105,11 +107,14 @@ def _check_changes(before: Config, after: Config) -> None:
             raise ConfigError(f"{key} cannot change when a run is resumed: start a new run instead")
 
 
-def _check_frozen(plan: RunPlan, store: AdapterStore | None) -> None:
-    """Frozen versions that play, judge or teach are the run's own; ``store``: None for a run that has none yet."""
-    missing = [v for v in plan.frozen if store is None or v not in store.versions(v.agent)]
+def _check_frozen(plan: RunPlan, there: AdapterStore | Sequence[PolicyVersion]) -> None:
+    """Frozen versions that play, judge or teach are the run's own, or were given to a run that has none yet."""
+    if isinstance(there, AdapterStore):
+        missing = [v for v in plan.frozen if v not in there.versions(v.agent)]
+        where = "the run's adapters do not hold it"
+    else:
+        missing, where = [v for v in plan.frozen if v not in there], "a new run has no versions yet"
     if missing:
-        where = "a new run has no versions yet" if store is None else "the run's adapters do not hold it"
         raise ConfigError(
             f"{missing[0]} is named as a frozen version, and {where}: name an agent or base instead, or resume a run that has it"
         )

@@ -22,7 +22,7 @@ from selfplay.launch.warm_start import base_model
 from selfplay.play.chat_api import ChatApi, api_base
 from selfplay.registry import AGENTS, Parameter, check_values, list_entries
 from selfplay.store.adapters import AdapterStore
-from selfplay.store.peft_format import read_config
+from selfplay.store.peft_format import read_config, whole_modules
 from selfplay.store.run_folder import RunFolder
 from selfplay.tournament.spec import Entrant
 from selfplay.types import BASE, PolicyVersion, check_name
@@ -223,8 +223,12 @@ def _config(folders: Sequence[Path], model: str | None, config: Config | None) -
         told = ", ".join(f"{m} ({run})" for m, run in models.items())
         raise ConfigError(f"adapters of different base models cannot be served by one engine: {told}")
     base = config or (RunFolder.open(next(iter(models.values()))).config() if models else Config(model=DEFAULT_MODEL))
-    ranks = [int(read_config(p).get("r", 0)) for p in folders]
+    configs = [read_config(p) for p in folders]
+    ranks = [int(c.get("r", 0)) for c in configs]
     policy = msgspec.structs.replace(base.policy, max_rank=max([*ranks, base.lora.rank, base.policy.max_rank]))
+    if any(map(whole_modules, configs)):
+        policy = msgspec.structs.replace(policy, engine="transformers")  # vLLM serves low-rank adapters only
+        base = msgspec.structs.replace(base, train=msgspec.structs.replace(base.train, parameters="full"))
     return msgspec.structs.replace(base, model=model or next(iter(models), base.model), policy=policy)
 
 

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from selfplay.config import Config, engine_targets
-from selfplay.config.derive import check_adapter_slots, check_config, resolve_transport
+from selfplay.config.derive import check_adapter_slots, check_config, check_full_size, resolve_transport
 from selfplay.controller.anchors import check_anchors
 from selfplay.controller.evaluator import plan_evaluation
 from selfplay.controller.publisher import Transport
@@ -86,7 +86,10 @@ def plan_run(config: Config, say: Callable[[str], None]) -> RunPlan:
     slots = check_adapter_slots(config, num_trained=len(trained), num_frozen=num_frozen)
     transport = resolve_transport(config, has_gpu=has_gpu())
     serving = plan_serving(config, say)
-    _check_targets(config, serving.model)
+    if config.train.parameters == "full":
+        check_full_size(config, serving.model.num_parameters)
+    else:
+        _check_targets(config, serving.model)
     max_move_tokens = config.rollout.max_tokens or spec.max_move_tokens
     _check_context(max_move_tokens, serving)
     return RunPlan(

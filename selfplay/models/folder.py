@@ -7,6 +7,8 @@ safetensors only, and nothing in the folder is ever executed.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +17,7 @@ import msgspec
 from selfplay.config.plain_file import read_plain
 from selfplay.errors import UserError
 from selfplay.models.cache import cached_digest
-from selfplay.models.tensor_header import HeaderError, read_tensor_header
+from selfplay.models.tensor_header import HeaderError, TensorInfo, read_tensor_header
 
 Kind = Literal["local", "tiny", "smollm2", "hub"]
 
@@ -45,6 +47,7 @@ class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     """Last names of the projection matrices (``q_proj``, ...): what a LoRA adapter can be put on. Sorted."""
     num_bytes: int
     """Size of the weights."""
+    num_parameters: int
 
 
 def inspect_folder(name: str, path: Path, kind: Kind, cache: Path) -> ResolvedModel:
@@ -58,6 +61,7 @@ def inspect_folder(name: str, path: Path, kind: Kind, cache: Path) -> ResolvedMo
     model_type = config.get("model_type")
     if not isinstance(model_type, str):
         raise UserError(f"model {name!r}: {path / 'config.json'} names no model_type")
+    tensors = _tensors(weights, name)
     return ResolvedModel(
         name=name,
         path=path,
@@ -69,8 +73,9 @@ def inspect_folder(name: str, path: Path, kind: Kind, cache: Path) -> ResolvedMo
         vocab_size=_size(text, ("vocab_size",), path, name),
         hidden_size=_size(text, ("hidden_size", "n_embd"), path, name),
         num_layers=_size(text, ("num_hidden_layers", "n_layer"), path, name),
-        linear_names=_linear_names(weights, name),
+        linear_names=_linear_names(tensors),
         num_bytes=sum(w.stat().st_size for w in weights),
+        num_parameters=sum(math.prod(t.shape) for t in tensors),
     )
 
 
@@ -123,20 +128,21 @@ def _check_tokenizer(path: Path, name: str) -> None:
         raise UserError(f"model {name!r}: its tokenizer has no chat template; use a chat (instruct) model")
 
 
-def _linear_names(weights: tuple[Path, ...], name: str) -> tuple[str, ...]:
-    found: set[str] = set()
+def _tensors(weights: tuple[Path, ...], name: str) -> list[TensorInfo]:
+    found: list[TensorInfo] = []
     for path in weights:
         try:
-            tensors = read_tensor_header(path).tensors
+            found += read_tensor_header(path).tensors
         except OSError as e:
             raise UserError(f"model {name!r}: cannot read {path}: {e.strerror}") from e
         except HeaderError as e:
             raise UserError(f"model {name!r}: {path} is not a whole safetensors file: {e}") from None
-        for tensor in tensors:
-            parts = tensor.name.split(".")
-            if len(tensor.shape) == 2 and len(parts) > 2 and parts[-1] == "weight":
-                found.add(parts[-2])
-    return tuple(sorted(found - _NOT_LORA))
+    return found
+
+
+def _linear_names(tensors: Sequence[TensorInfo]) -> tuple[str, ...]:
+    parts = [tensor.name.split(".") for tensor in tensors if len(tensor.shape) == 2]
+    return tuple(sorted({p[-2] for p in parts if len(p) > 2 and p[-1] == "weight"} - _NOT_LORA))
 
 
 def _size(config: dict[str, Any], keys: tuple[str, ...], path: Path, name: str) -> int:

@@ -18,6 +18,7 @@ from selfplay.wire.messages import BucketHeader
 
 MAX_ALPHA = 1e6
 _NAME = re.compile(r"base_model\.model\.(?P<module>[\w.]+)\.lora_(?P<side>[AB])\.weight\Z", re.ASCII)
+_WHOLE = re.compile(r"base_model\.model\.[\w.]+\.(weight|bias)\Z", re.ASCII)
 _UNSUPPORTED = ("use_dora", "lora_bias", "use_qalora", "fan_in_fan_out")
 
 
@@ -29,9 +30,11 @@ class AdapterRules:
     """Module name → shape [out, in] of its weight."""
     targets: frozenset[str]
     max_rank: int
+    whole_models: bool = False
+    """Whether versions may be whole models instead of low-rank matrices; which modules fit only the engine itself can say."""
 
 
-def rules_of(folder: str, targets: tuple[str, ...], max_rank: int) -> AdapterRules:
+def rules_of(folder: str, targets: tuple[str, ...], max_rank: int, *, whole_models: bool = False) -> AdapterRules:
     """The rules for the model in ``folder``. Raises `EngineError` when its weights cannot be read."""
     shapes: dict[str, tuple[int, ...]] = {}
     files = sorted(Path(folder).glob("*.safetensors"))
@@ -39,12 +42,15 @@ def rules_of(folder: str, targets: tuple[str, ...], max_rank: int) -> AdapterRul
         raise EngineError(f"model folder {folder} has no safetensors weights")
     for path in files:
         shapes |= _shapes(path)
-    return AdapterRules(shapes=shapes, targets=frozenset(targets), max_rank=max_rank)
+    return AdapterRules(shapes=shapes, targets=frozenset(targets), max_rank=max_rank, whole_models=whole_models)
 
 
 def check_adapter(header: BucketHeader, rules: AdapterRules) -> None:
     """Raise `SyncError` unless the adapter fits the model and the engine."""
     rank = _check_config(header, rules)
+    if header.adapter_config.get("modules_to_save"):
+        _check_whole(header, rules)
+        return
     sides: dict[str, dict[str, tuple[int, ...]]] = {}
     for name, shape, _ in header.layout:
         match = _NAME.match(name)
@@ -55,6 +61,17 @@ def check_adapter(header: BucketHeader, rules: AdapterRules) -> None:
         raise SyncError("the adapter has no tensors")
     for module, found in sides.items():
         _check_module(module, found, rank, rules)
+
+
+def _check_whole(header: BucketHeader, rules: AdapterRules) -> None:
+    if not rules.whole_models:
+        raise SyncError(
+            "the version is a whole model (modules_to_save); this engine serves low-rank adapters: whole models need "
+            "train.parameters=full and policy.engine=transformers"
+        )
+    for name, _, _ in header.layout:
+        if _NAME.match(name) or not _WHOLE.match(name):
+            raise SyncError(f"tensor {name[:120]!r} is not a module's parameter (base_model.model.….weight|bias)")
 
 
 def _check_config(header: BucketHeader, rules: AdapterRules) -> int:

@@ -157,7 +157,8 @@ def load_chat(config: PolicyServerConfig) -> tuple[ChatTokenizer, AdapterRules |
         return FakeChat(), None
     from selfplay.policy.chat import HfChat
 
-    return HfChat(config.model), rules_of(config.model, config.targets, config.max_rank)
+    rules = rules_of(config.model, config.targets, config.max_rank, whole_models=config.whole_models)
+    return HfChat(config.model), rules
 
 
 async def _serve_until(server: PolicyServer, engine: Engine, terminated: asyncio.Event) -> str | None:

@@ -37,6 +37,8 @@ class PolicyServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     max_rank: Annotated[int, Meta(ge=1, le=512)] = 8
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Projections an adapter may change."""
+    whole_models: bool = False
+    """Whether a version may be a whole model: every parameter, module by module. Only the transformers engine serves those."""
     max_num_seqs: Count = 64
     kv_cache_mb: Count = 512
     """KV cache of the engine on a CPU."""

@@ -22,7 +22,14 @@ from selfplay.agent import Sampling
 from selfplay.errors import EngineError, SyncError
 from selfplay.policy.decoding import Batch, Row
 from selfplay.policy.engine import EngineInfo, Sampled, resolve_dtype
-from selfplay.policy.routed_lora import AdapterBank, Pair, build_adapter, chosen_logprobs, install_routing
+from selfplay.policy.routed_lora import (
+    Adapter,
+    AdapterBank,
+    build_adapter,
+    chosen_logprobs,
+    install_routing,
+    parameter_shapes,
+)
 from selfplay.policy.settings import PolicyServerConfig
 from selfplay.sync import Staging
 from selfplay.wire.messages import BucketHeader, JoinWeights
@@ -40,7 +47,7 @@ class TransformersEngine:
 
     def __init__(self, config: PolicyServerConfig) -> None:
         self._config = config
-        self._staging: Staging[dict[str, Pair]] = Staging(timeout_s=config.sync_timeout_s)
+        self._staging: Staging[Adapter] = Staging(timeout_s=config.sync_timeout_s)
         self._wake = threading.Condition()
         self._waiting: deque[tuple[Row, Callable[[Row | Exception], None]]] = deque()
         self._jobs: deque[Callable[[], None]] = deque()
@@ -49,6 +56,7 @@ class TransformersEngine:
         self._closing = False
         self._failure: str | None = None
         self._model: Any = None
+        self._shapes: dict[str, torch.Size] = {}
         self._bank = AdapterBank()
         self._batch: Batch | None = None
 
@@ -149,7 +157,7 @@ class TransformersEngine:
     async def begin_install(self, name: str, header: BucketHeader) -> None:
         """See `Engine.begin_install`."""
         like = next(self._model.parameters())
-        self._staging.begin(name, header, lambda tensors, h: build_adapter(tensors, h, like))
+        self._staging.begin(name, header, lambda tensors, h: build_adapter(tensors, h, like, self._shapes))
 
     async def commit_install(self, name: str, timeout_s: float) -> dict[str, float]:
         """See `Engine.commit_install`."""
@@ -203,7 +211,8 @@ class TransformersEngine:
         except (OSError, ValueError, KeyError, RuntimeError) as e:
             raise EngineError(f"transformers cannot load {self._config.model}: {e}") from e
         self._model = model.eval().requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
-        self._bank = install_routing(self._model, self._config.targets)
+        self._shapes = parameter_shapes(self._model)
+        self._bank = install_routing(self._model, self._config.targets, whole=self._config.whole_models)
 
     @property
     def _running_batch(self) -> Batch:

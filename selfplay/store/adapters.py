@@ -1,7 +1,8 @@
 """Adapter versions on disk: ``ROOT/AGENT/N/{adapter_model.safetensors,adapter_config.json,version.json}``.
 
 A version is immutable. It is written into a temp folder, checked, digested, fsync'ed and renamed, so a reader sees it
-whole or not at all. Each folder is an ordinary PEFT adapter: transformers, peft and vLLM load it as it is.
+whole or not at all. Each folder is an ordinary PEFT adapter: transformers, peft and vLLM load it as it is;
+one of whole modules (`peft_format.whole_modules`) only peft does.
 """
 
 from __future__ import annotations

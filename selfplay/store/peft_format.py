@@ -1,4 +1,5 @@
-"""What an adapter folder may hold, checked before anything loads it: plain LoRA in safetensors, nothing executable.
+"""What an adapter folder may hold, checked before anything loads it: plain LoRA, or whole modules, in safetensors; nothing
+executable.
 
 Reads only the safetensors header (JSON, bounded) and adapter_config.json; needs no torch. An adapter folder may come
 from somebody else, so every size and offset is checked, and what could run code on load is refused.
@@ -11,6 +12,7 @@ import json
 import math
 import re
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,8 @@ MAX_ALPHA = 1e6
 _ALLOWED = {WEIGHTS_NAME, CONFIG_NAME, "version.json", "README.md"}
 _DTYPES = {"F32": ("float32", 4), "BF16": ("bfloat16", 2), "F16": ("float16", 2)}
 _NAME = re.compile(r"base_model\.model\.[A-Za-z0-9_.]{1,400}\.lora_(A|B)\.weight\Z")
+_WHOLE = re.compile(r"base_model\.model\.[A-Za-z0-9_.]{1,400}\.(weight|bias)\Z")
+_MAX_DIMS = 4
 _CHUNK = 1 << 20
 
 
@@ -45,7 +49,11 @@ def check_folder(folder: Path) -> None:
                     f"{entry} does not belong in an adapter folder; weights are read from {WEIGHTS_NAME} only"
                 )
     config = read_config(folder)
-    _check_pairs(folder, read_entries(folder)[1], config)
+    entries = read_entries(folder)[1]
+    if whole_modules(config):
+        _check_whole(folder, entries, config)
+    else:
+        _check_pairs(folder, entries, config)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -64,21 +72,28 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def whole_modules(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The modules that the version replaces, with all their parameters, instead of adding low-rank matrices; usually none."""
+    modules: Any = config.get("modules_to_save")
+    return tuple(modules) if _is_str_list(modules) else ()
+
+
 def engine_config(config: dict[str, Any]) -> dict[str, Scalar | list[str]]:
     """The fields of an adapter_config that are plain values: what a `BucketHeader` carries to an engine."""
     return {k: v for k, v in config.items() if isinstance(v, bool | int | float | str) or _is_str_list(v)}
 
 
 def read_entries(folder: Path) -> TensorHeader:
-    """The header of the weights file; every tensor is a LoRA matrix of a known dtype, and they tile the file exactly."""
-    path = folder / WEIGHTS_NAME
+    """The header of the weights file; every tensor is what adapter_config.json announces, of a known dtype, and they tile the
+    file exactly."""
+    path, whole = folder / WEIGHTS_NAME, bool(whole_modules(read_config(folder)))
     with store_errors(path):
         try:
             header = read_tensor_header(path, MAX_HEADER_BYTES)
         except HeaderError as e:
             raise StoreError(f"{path}: {e}") from None
     for tensor in header.tensors:
-        _check_tensor(path, tensor)
+        _check_tensor(path, tensor, whole)
     return header
 
 
@@ -111,14 +126,29 @@ def bucket_dtype(path: Path, entries: tuple[TensorInfo, ...]) -> tuple[str, int]
     return _DTYPES[found.pop()]
 
 
-def _check_tensor(path: Path, tensor: TensorInfo) -> None:
+def _check_tensor(path: Path, tensor: TensorInfo, whole: bool) -> None:
     name, dtype, shape = tensor.name, tensor.dtype, tensor.shape
-    if not _NAME.match(name):
+    if whole and (_NAME.match(name) or not _WHOLE.match(name)):
+        raise StoreError(
+            f"{path}: tensor {name[:120]!r} is not a module's parameter (base_model.model.….weight|bias), as modules_to_save says"
+        )
+    if not whole and not _NAME.match(name):
         raise StoreError(f"{path}: tensor {name[:120]!r} is not a LoRA matrix (base_model.model.….lora_A|B.weight)")
     if dtype not in _DTYPES:
         raise StoreError(f"{path}: {name!r} has dtype {dtype!r}, expected one of {', '.join(_DTYPES)}")
-    if len(shape) != 2 or math.prod(shape) * _DTYPES[dtype][1] != tensor.end - tensor.start:
+    dims = range(1, _MAX_DIMS + 1) if whole else (2,)
+    if len(shape) not in dims or math.prod(shape) * _DTYPES[dtype][1] != tensor.end - tensor.start:
         raise StoreError(f"{path}: {name!r} of shape {shape} does not fill its {tensor.end - tensor.start} bytes")
+
+
+def _check_whole(folder: Path, entries: tuple[TensorInfo, ...], config: Mapping[str, Any]) -> None:
+    """Every module that is announced is there. One that shares its weights with an announced one may be there as well."""
+    found = {e.name.removeprefix("base_model.model.").rpartition(".")[0] for e in entries}
+    missing = sorted(set(whole_modules(config)) - found)
+    if missing:
+        raise StoreError(
+            f"{folder}: {CONFIG_NAME} says that {missing[0]!r} is saved, and {WEIGHTS_NAME} does not hold it"
+        )
 
 
 def _check_pairs(folder: Path, entries: tuple[TensorInfo, ...], config: dict[str, Any]) -> None:

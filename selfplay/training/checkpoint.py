@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 
 from selfplay.errors import StoreError, TrainerError
 from selfplay.store.atomic import as_store_error, new_folder, store_errors, write_bytes
-from selfplay.training.lora import LoraLayout
+from selfplay.training.flat import Layout
 from selfplay.training.trainer import Trainer
 
 RECORD = "trainer.json"
@@ -38,6 +38,7 @@ class TrainerRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     step: int
     agents: list[str]
     lora_rank: dict[str, int]
+    """0: every parameter of the model."""
     lora_scale: dict[str, float]
     layout: str
     """Digest of names and shapes of all agents' adapter matrices."""
@@ -80,7 +81,7 @@ def load(trainer: Trainer, folder: Path, agent: str = "") -> None:
     expected = _record(trainer, agents)
     for field, remedy in (
         ("agents", "seats"),
-        ("lora_rank", "lora.rank"),
+        ("lora_rank", "lora.rank or train.parameters"),
         ("lora_scale", "lora.alpha or lora.rslora"),
         ("layout", "model or lora.targets"),
     ):
@@ -151,7 +152,7 @@ def _read_record(folder: Path) -> TrainerRecord:
     return record
 
 
-def _layout_digest(layouts: Iterable[LoraLayout]) -> str:
+def _layout_digest(layouts: Iterable[Layout]) -> str:
     shapes = [list(zip(layout.names, layout.shapes, strict=True)) for layout in layouts]
     return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
 

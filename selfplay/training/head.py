@@ -3,17 +3,20 @@
 The vocabulary is much wider than the model, so logits and their gradient dominate memory. Here the hidden states are
 taken a few at a time; the gradient with respect to them is computed on the spot (the head is frozen, so it needs no
 other) and the backward pass only scales it. So it is for the entropy and for the divergence from another policy, which
-are exact sums over the vocabulary.
+are exact sums over the vocabulary. `trained_head` is the same for a head that learns, too: its chunks are computed again in
+the backward pass.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 CHUNK_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 """fp32 logits held at once."""
@@ -29,6 +32,14 @@ class HeadOutput:
     """[N] of π; with gradient only when asked for."""
     divergences: Tensor
     """[N] KL(π ‖ reference) over the whole vocabulary; zeros without a reference."""
+
+
+def join(outputs: Sequence[HeadOutput]) -> HeadOutput:
+    """One after the other."""
+    return HeadOutput(
+        torch.cat([o.logprobs for o in outputs]), torch.cat([o.entropies for o in outputs]),
+        torch.cat([o.divergences for o in outputs]),
+    )  # fmt: skip
 
 
 def frozen_head(
@@ -50,6 +61,47 @@ def frozen_head(
     chunk = max(1, CHUNK_BYTES.get(hidden.device.type, 32 << 20) // (4 * weight.shape[0]))
     out = _FrozenHead.apply(hidden, weight, targets, inv_temperature, reference, entropy_gradient, kept, chunk)  # type: ignore[no-untyped-call]
     return HeadOutput(*out)
+
+
+def trained_head(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    inv_temperature: float = 1.0,
+    reference: tuple[Tensor, Tensor] | None = None,
+    entropy_gradient: bool = False,
+    kept: Tensor | None = None,
+) -> HeadOutput:
+    """As `frozen_head`, but ``weight`` gets a gradient, too, and ``reference`` has a head of its own: hidden [N, D], weight [V, D]."""
+    weight = weight.to(hidden.dtype)
+    chunk = max(1, CHUNK_BYTES.get(hidden.device.type, 32 << 20) // (4 * weight.shape[0]))
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    for start in range(0, max(1, hidden.shape[0]), chunk):
+        part = slice(start, start + chunk)
+        theirs = None if reference is None else (reference[0][part], reference[1].to(hidden.dtype))
+        own_kept = None if kept is None else kept[part]
+        arguments = (hidden[part], weight, targets[part], inv_temperature, theirs, own_kept)
+        parts.append(checkpoint(_trained_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
+    logprobs, entropies, divergences = (torch.cat(of) for of in zip(*parts, strict=True))
+    return HeadOutput(logprobs, entropies if entropy_gradient else entropies.detach(), divergences)
+
+
+def _trained_chunk(
+    hidden: Tensor, weight: Tensor, targets: Tensor, inv_temperature: float, reference: tuple[Tensor, Tensor] | None,
+    kept: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    out_NV = None if kept is None else _left_out(kept, weight.shape[0])
+    logp_NV = _traced_log_softmax(hidden, weight, inv_temperature, out_NV)
+    logprobs, prob_NV = logp_NV.gather(1, targets[:, None])[:, 0], logp_NV.exp()
+    finite_NV = logp_NV if out_NV is None else logp_NV.masked_fill(out_NV, 0.0)
+    entropies = -(prob_NV * finite_NV).sum(-1)
+    if reference is None:
+        return logprobs, entropies, torch.zeros_like(logprobs)
+    with torch.no_grad():
+        theirs_NV = _log_softmax(*reference, inv_temperature, out_NV)
+        theirs_NV = theirs_NV if out_NV is None else theirs_NV.masked_fill(out_NV, 0.0)
+    return logprobs, entropies, (prob_NV * (finite_NV - theirs_NV)).sum(-1)
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -112,3 +164,11 @@ def _log_softmax(hidden: Tensor, weight: Tensor, inv_temperature: float, left_ou
     if left_out is not None:
         logp_NV.masked_fill_(left_out, -torch.inf)
     return logp_NV.sub_(torch.logsumexp(logp_NV, -1, keepdim=True))
+
+
+def _traced_log_softmax(hidden: Tensor, weight: Tensor, inv_temperature: float, left_out: Tensor | None) -> Tensor:
+    """[N, V] fp32 with a graph; −∞ for what is left out."""
+    logits_NV = (hidden @ weight.t()).float() * inv_temperature
+    if left_out is not None:
+        logits_NV = logits_NV.masked_fill(left_out, -torch.inf)
+    return F.log_softmax(logits_NV, -1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import Literal
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from selfplay.errors import TrainerError
 from selfplay.scoring.packing import shared_prefix
-from selfplay.training.lora import Run
+from selfplay.training.flat import Run
 from selfplay.types import Segment
 
 Kept = tuple[int, ...]
@@ -72,6 +72,14 @@ class PackedRow:
     def num_tokens(self) -> int:
         """Tokens computed, T."""
         return int(self.ids.shape[1])
+
+    def actions_by_run(self) -> list[slice]:
+        """Which of the M distinct actions are each run's."""
+        ends = [0]
+        for run in self.runs:
+            mine = (self.predicted_from >= run.start) & (self.predicted_from < run.end)
+            ends.append(ends[-1] + int(mine.sum()))
+        return [slice(start, end) for start, end in pairwise(ends)]
 
 
 @dataclass

@@ -21,7 +21,7 @@ from selfplay.training import checkpoint
 from selfplay.training.config import RankConfig
 from selfplay.training.export import Exporter, load_version
 from selfplay.training.group import RankGroup
-from selfplay.training.model import load_policy
+from selfplay.training.model import Adapters, load_policy
 from selfplay.training.sharding import shard_base, shards_base
 from selfplay.training.trainer import Trainer
 from selfplay.types import PolicyVersion
@@ -122,7 +122,7 @@ def start_trainer(config: RankConfig) -> tuple[Trainer, bool]:
     policy = load_policy(
         config.model,
         dtype=DTYPES[config.dtype],
-        loras={a: agent_lora(config.config, a) for a in config.agents},
+        adapters=_adapters(config),
         seed=config.config.seed,
     )
     if train.activation_checkpointing:
@@ -140,6 +140,12 @@ def start_trainer(config: RankConfig) -> tuple[Trainer, bool]:
     trainer = Trainer(policy.to(device), config.config, group)
     _restore(trainer, config)
     return trainer, sharded
+
+
+def _adapters(config: RankConfig) -> Adapters:
+    if config.config.train.parameters == "full":
+        return dict.fromkeys(config.agents, None)
+    return {agent: agent_lora(config.config, agent) for agent in config.agents}
 
 
 def _restore(trainer: Trainer, config: RankConfig) -> None:
