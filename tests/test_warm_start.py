@@ -16,7 +16,7 @@ from selfplay.cli.main import cli, main
 from selfplay.config import load_config
 from selfplay.errors import TrainerError, UserError
 from selfplay.launch.demonstrate import Teacher, demonstrations
-from selfplay.launch.warm_start import WarmStartJob, warm_start
+from selfplay.launch.warm_start import WarmStartJob, _check_length, warm_start
 from selfplay.models import resolve_model
 from selfplay.policy.chat import HfChat
 from selfplay.process.guard import ORPHANED_EXIT_CODE
@@ -72,6 +72,14 @@ def test_the_teacher_has_its_options(tiny_model: Path) -> None:
     games = demonstrations(spec, {}, teacher=teacher, num=3, seed=1, chat=chat)
     assert [t.move for t in games[0].turns] == ["1", "5", "2", "3", "7", "4", "6", "8", "9"]
     assert len({tuple(t.move for t in e.turns) for e in games}) == 1
+
+
+def test_an_answer_that_play_would_cut_is_not_learnt(tiny_model: Path) -> None:
+    chat = HfChat(str(tiny_model))
+    episodes = demonstrations(describe(KUHN, {}), {}, teacher=Teacher("random"), num=3, seed=1, chat=chat)
+    _check_length(episodes, 4)
+    with pytest.raises(UserError, match=r"'pass' has 5 tokens .* play allows 3: set rollout.max_tokens=5"):
+        _check_length(episodes, 3)
 
 
 def test_players_that_show_nothing_are_refused(tiny_model: Path) -> None:
@@ -130,7 +138,6 @@ def test_the_command_writes_a_folder_and_says_how_to_go_on(tmp_path: Path) -> No
             ["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.options.ties=first"],
             "has no parameter 'ties'",
         ),
-        (["--env", KUHN, "model=tiny", "--out", "{here}/x", "rollout.max_tokens=3"], "set rollout.max_tokens=5"),
         (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.stps=3"], "did you mean 'warm_start.steps'"),
         (["model=tiny", "--out", "{here}/x"], "env is empty"),
         (["--env", "kuhn-poker-v9", "model=tiny", "--out", "{here}/x"], "did you mean 'kuhn-poker-v0'"),
