@@ -166,7 +166,7 @@ def test_describe_first_party() -> None:
     assert spec.source.startswith("selfplay ")
     assert spec.seats == ("player_0", "player_1", "player_2")
     assert (spec.reward_range, spec.zero_sum, spec.needs_jury) == ((-2.0, 4.0), True, False)
-    assert spec.parameters == {"players": 2}
+    assert spec.parameters == {"players": 2, "wording": "plain"}
     assert spec.doc
     assert msgspec.json.decode(msgspec.json.encode(spec), type=EnvironmentSpec) == spec
     assert describe("debate-v0").needs_jury
