@@ -34,6 +34,11 @@ def test_the_defaults_can_run() -> None:
         (['lora.targets=["q_proj", "q_proj"]'], "twice"),
         (["train.betas=[0.9, 1.0]"], "train.betas"),
         (["train.betas=[-0.1, 0.9]"], "train.betas"),
+        (["train.decay_steps=9"], "train.decay_steps=9 has no meaning with train.schedule=constant"),
+        (
+            ["train.schedule=linear", "train.warmup_steps=9", "train.decay_steps=9"],
+            "train.decay_steps=9 is not above train.warmup_steps=9",
+        ),
         (["train.batch=9", "buffer.max_episodes=8"], r"train.batch=9 is above buffer.max_episodes=8"),
         (
             ["train.batch=8", "buffer.depth=3", "buffer.max_episodes=31"],
@@ -70,6 +75,7 @@ def test_what_can_never_run(overrides: list[str], message: str) -> None:
         ["jury.agent=api", "jury.api_base=local", "jury.api_model=m"],
         ["train.betas=[0.0, 0.0]"],
         ["train.steps=0"],
+        ["train.schedule=cosine", "train.warmup_steps=9", "train.decay_steps=10", "train.steps=5"],
     ],
     ids=str,
 )

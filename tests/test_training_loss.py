@@ -198,6 +198,21 @@ def test_schedules_by_hand() -> None:
     assert schedule_share(TrainConfig(steps=10), 9) == 1.0
 
 
+def test_a_decay_that_ends_before_the_run_by_hand() -> None:
+    """Of 30 steps one warms up and four fall to .2: 1, .8, .6, .4, and .2 from the fifth to the last and after."""
+    linear, cosine = (
+        TrainConfig(steps=30, warmup_steps=1, schedule=s, decay_steps=5, final_lr_share=0.2)  # type: ignore[arg-type]
+        for s in ("linear", "cosine")
+    )
+    shares = [schedule_share(linear, n) for n in (0, 1, 2, 3, 4, 5, 29, 90)]
+    assert shares == pytest.approx([1, 1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2])
+    assert [schedule_share(cosine, n) for n in (1, 3, 5, 29)] == pytest.approx([1, 0.6, 0.2, 0.2])
+
+
+def test_a_decay_that_ends_after_the_run_is_cut_off() -> None:
+    assert schedule_share(TrainConfig(steps=5, schedule="linear", decay_steps=20), 5) == pytest.approx(0.75)
+
+
 def test_gradient_is_clipped_to_the_agents_norm() -> None:
     """Norm 5 clipped to 1: the first moment holds (1 − β₁) · g / 5."""
     adam = optimizer(clip_norm=1.0, betas=(0.5, 0.95))

@@ -163,9 +163,22 @@ def check_full_size(config: Config, num_parameters: int) -> None:
 
 
 def _check_optimizer(config: Config) -> None:
-    for beta in config.train.betas:
+    train = config.train
+    for beta in train.betas:
         if not (math.isfinite(beta) and 0.0 <= beta < 1.0):
-            raise ConfigError(f"train.betas={list(config.train.betas)}: each must be at least 0 and below 1")
+            raise ConfigError(f"train.betas={list(train.betas)}: each must be at least 0 and below 1")
+    if train.decay_steps is None:
+        return
+    if train.schedule == "constant":
+        raise ConfigError(
+            f"train.decay_steps={train.decay_steps} has no meaning with train.schedule=constant, where the learning rate does not "
+            "fall: leave it out, or set train.schedule=linear or cosine"
+        )
+    if train.decay_steps <= train.warmup_steps:
+        raise ConfigError(
+            f"train.decay_steps={train.decay_steps} is not above train.warmup_steps={train.warmup_steps}: the learning rate would "
+            "have no step to fall in; raise the one or lower the other"
+        )
 
 
 def _check_algorithm(config: Config) -> None:

@@ -76,8 +76,14 @@ class TrainConfig(_Section, frozen=True):
     clip_norm: Annotated[Positive, Meta(description="gradient norm clip, per agent")] = 1.0
     warmup_steps: Annotated[Natural, Meta(description="linear warm-up steps, counted per agent")] = 0
     schedule: Annotated[
-        Literal["constant", "linear", "cosine"], Meta(description="learning rate after the warm-up, until train.steps")
+        Literal["constant", "linear", "cosine"], Meta(description="learning rate after the warm-up, until decay_steps")
     ] = "constant"
+    decay_steps: Annotated[
+        Count | None,
+        Meta(
+            description="optimizer steps after which schedule linear and cosine have reached final_lr_share; train.steps when unset"
+        ),
+    ] = None
     final_lr_share: Annotated[float, Meta(ge=0, le=1, description="share of lr that linear and cosine end at")] = 0.0
     alternate: Annotated[
         Natural, Meta(description="agents learn in turns of so many steps, the others frozen meanwhile; 0: all at once")

@@ -82,12 +82,13 @@ class AgentOptimizer:
 
 def schedule_share(train: TrainConfig, num_steps: int) -> float:
     """Share of the learning rate after ``num_steps`` steps of an agent: linear warm-up from 1/W, then ``train.schedule``
-    over what is left of ``train.steps``, down to ``train.final_lr_share``."""
+    over what is left of ``train.decay_steps`` (of ``train.steps`` when unset), down to ``train.final_lr_share``, where it stays."""
     warmup = train.warmup_steps
     if num_steps < warmup:
         return (num_steps + 1) / warmup
     if train.schedule == "constant":
         return 1.0
-    done = min(1.0, (num_steps - warmup) / max(1, train.steps - warmup))
+    last = train.steps if train.decay_steps is None else train.decay_steps
+    done = min(1.0, (num_steps - warmup) / max(1, last - warmup))
     left = 1.0 - done if train.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return train.final_lr_share + (1.0 - train.final_lr_share) * left
