@@ -27,12 +27,12 @@ class Wrapper:
         raise AssertionError("vLLM's own kernel was called")
 
 
-def layer(wrapper: Wrapper, outs: tuple[int, ...], seed: int) -> Any:
+def layer(wrapper: Wrapper, outs: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> Any:
     """As `BaseLinearLayerWithLoRA`: per slice A [slots, 1, rank, in] and B [slots, 1, out, rank], with something in it."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
+        return torch.randn(*shape, generator=generator).to(dtype)
 
     def vllms_own(*args: Any) -> None:
         at.own_calls.append(args)
@@ -73,6 +73,27 @@ def test_each_row_gets_its_own_adapter_and_base_rows_none(outs: tuple[int, ...],
     wrapper.update_metadata(slots)
     wrapper.add_lora_linear(y, x, at.lora_a_stacked, at.lora_b_stacked, 0.5, outs)
     assert torch.allclose(y, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("repeats", [1, 9])
+def test_in_bfloat16_few_rows_and_many_are_as_exact_as_rows_by_themselves(repeats: int) -> None:
+    """Few rows are computed in float32, `cpu_lora.FEW_ROWS`, and many are not; both within bfloat16's own rounding."""
+    slots = [-1, 0, 2] * repeats
+    assert (len(slots) > cpu_lora.FEW_ROWS) is (repeats > 1)
+    wrapper = Wrapper()
+    at = layer(wrapper, (8, 8), seed=6, dtype=torch.bfloat16)
+    cpu_lora.apply(SimpleNamespace(modules={"q": at}))
+    generator = torch.Generator().manual_seed(9)
+    x = torch.randn(len(slots), WIDTH, generator=generator).bfloat16()
+    y = torch.randn(len(slots), 16, generator=generator).bfloat16()
+    wide = SimpleNamespace(
+        lora_a_stacked=[a.float() for a in at.lora_a_stacked], lora_b_stacked=[b.float() for b in at.lora_b_stacked],
+        output_slices=(8, 8),
+    )  # fmt: skip
+    expected = by_rows(y.float(), x.float(), wide, slots, 0.5)
+    wrapper.update_metadata(slots)
+    wrapper.add_lora_linear(y, x, at.lora_a_stacked, at.lora_b_stacked, 0.5, (8, 8))
+    assert torch.allclose(y.float(), expected, rtol=0.02, atol=0.05)
 
 
 def test_loading_into_a_slot_reaches_the_kernel() -> None:

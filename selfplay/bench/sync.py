@@ -1,16 +1,20 @@
 """``selfplay bench sync``: what publishing a new adapter costs, on the real vLLM engine.
 
     throughput_while_publishing   the same generation with two publications a second, against none
-    engine_blocked_ms             how long the engine's own loop is held up, per 10 MB of adapter (smaller ones as they are)
+    engine_blocked_ms             how long the engine's own loop is held up until a new version is usable, per 10 MB of adapter
+                                  (smaller ones as they are)
     lost_ms_per_publication       generation time lost per publication, whatever the cause
-    memory_vs_file                trainer's tensors → first token of the new version: in memory against by disk
-    usable_memory_vs_file         trainer's tensors → requests may name the new version, likewise
-    publish_ROUTE_p50, _p99       tensors → first token by each transport and by disk, engine idle
-    usable_ROUTE_p50, _p99        tensors → requests may name the new version: the whole of a sync
+    memory_vs_file                a training step of four agents: from its end to the first token of every new version, in memory
+                                  against by disk, an adapter of 10 MB each
+    usable_memory_vs_file         the same, until requests may name every new version: the whole of a sync
+    one_…                         both, for one agent
+    large_…                       both, for one agent whose adapter has eight times the size
+    first_token_alone             the token of ``one_memory_vs_file`` from a version that is long there: what no route can go
+                                  below, and with ``ratio``, how far that row could rise at most on this machine
+    first_use_ms                  what filling the slot of a new version adds to its first token, per 10 MB of adapter
+    publish_ROUTE_p50, _p99       one agent: tensors → first token by each transport and by disk, engine idle
+    usable_ROUTE_p50, _p99        one agent: tensors → requests may name the new version
     pause_ROUTE_p50, _p99         of that, how long the engine's own loop stood still
-    large_…                       both, for an adapter of eight times the size
-    first_token_alone             the same token from a version that is long there: what no route can go below, and with
-                                  ``ratio``, how far memory_vs_file could rise at most on this machine
 
 The load samples a fixed number of tokens from the base and two other adapters, so both runs do the same work. By disk
 means save, fsync and rename, then vLLM's own loader.
@@ -32,7 +36,7 @@ from typing import get_args
 import msgspec
 
 from selfplay.bench.report import Row
-from selfplay.bench.sync_site import Published, Route, Site
+from selfplay.bench.sync_site import STEP_AGENTS, Published, Route, Site
 from selfplay.models import resolve_model
 from selfplay.models.cache import cache_folder
 from selfplay.process import RuntimeDir
@@ -70,13 +74,16 @@ async def _measure(size: Size) -> list[Row]:
     async with _site(size) as site:
         await site.generate_all(size.requests // 2)
         loaded, times = await _under_load(site, size), await _idle(site, size)
-        return [*loaded, *_against_disk(times), _first_token_alone(times), *_by_route(times)]
+        step = await _step(site, size)
+        what, one = f" ({STEP_AGENTS} agents, {_megabytes(site)} each)", f" (one agent, {_megabytes(site)})"
+        compared = [*_against_disk(step, "", what), *_against_disk(times, "one_", one)]
+        return [*loaded, *compared, _first_token_alone(times), _first_use(times, site.num_bytes), *_by_route(times)]
 
 
 def _measure_large(size: Size) -> list[Row]:
     async def measure() -> list[Row]:
         async with _site(size, large=True) as site:
-            return _against_disk(await _idle(site, size), "large_", f" ({site.num_bytes / 1e6:.0f} MB)")
+            return _against_disk(await _idle(site, size), "large_", f" (one agent, {_megabytes(site)})")
 
     return asyncio.run(measure())
 
@@ -104,7 +111,7 @@ async def _under_load(site: Site, size: Size) -> list[Row]:
         ratios.append(quiet_s / busy_s)
         lost_ms.append((busy_s - quiet_s) * 1e3 / max(1, count))
         speeds.append(size.requests / busy_s)
-    blocked = [ms * REFERENCE_BYTES / max(site.num_bytes, REFERENCE_BYTES) for ms in site.blocked_ms]
+    blocked = [_per_reference(ms, site.num_bytes) for ms in site.blocked_ms]
     return [
         Row(
             name="throughput_while_publishing", value=statistics.median(speeds), unit="replies/s",
@@ -169,18 +176,37 @@ async def _idle(site: Site, size: Size) -> Idle:
     return found
 
 
-def _against_disk(times: Idle, prefix: str = "", size: str = "") -> list[Row]:
+async def _step(site: Site, size: Size) -> Idle:
+    """A step of several agents, by the usual transport and by disk in turn, engine idle."""
+    found = Idle(taken={"gloo": [], "disk": []}, alone_ms=[])
+    for number in range(size.publications // 2 + 1):
+        memory, disk = await site.publish("gloo", STEP_AGENTS), await site.publish_by_disk(STEP_AGENTS)
+        if number:  # the first is a warm-up
+            found.taken["gloo"].append(memory)
+            found.taken["disk"].append(disk)
+    return found
+
+
+def _against_disk(times: Idle, prefix: str, what: str) -> list[Row]:
     return [
-        _ratio(f"{prefix}memory_vs_file", _times(times, "first_token_ms"), size),
-        _ratio(f"{prefix}usable_memory_vs_file", _times(times, "usable_ms"), size),
+        _ratio(f"{prefix}memory_vs_file", _times(times, "first_token_ms"), what),
+        _ratio(f"{prefix}usable_memory_vs_file", _times(times, "usable_ms"), what),
     ]
 
 
-def _ratio(name: str, by_route: dict[str, list[float]], size: str) -> Row:
+def _megabytes(site: Site) -> str:
+    return f"{site.num_bytes / 1e6:.1f} MB"
+
+
+def _per_reference(ms: float, num_bytes: int) -> float:
+    return ms * REFERENCE_BYTES / max(num_bytes, REFERENCE_BYTES)
+
+
+def _ratio(name: str, by_route: dict[str, list[float]], what: str) -> Row:
     memory, disk = statistics.median(by_route["gloo"]), statistics.median(by_route["disk"])
     return Row(
         name=name, value=memory, unit="ms", ratio=disk / memory, repeats=len(by_route["gloo"]),
-        reference=f"save, fsync, vLLM's disk loader{size}",
+        reference=f"save, fsync, vLLM's disk loader{what}",
     )  # fmt: skip
 
 
@@ -189,6 +215,14 @@ def _first_token_alone(times: Idle) -> Row:
     return Row(
         name="first_token_alone", value=bound, unit="ms", repeats=len(times.alone_ms),
         ratio=statistics.median(_times(times, "first_token_ms")["disk"]) / bound, reference="save, fsync, vLLM's disk loader",
+    )  # fmt: skip
+
+
+def _first_use(times: Idle, num_bytes: int) -> Row:
+    first = [t.first_token_ms - t.usable_ms for route, took in times.taken.items() if route != "disk" for t in took]
+    return Row(
+        name="first_use_ms", value=_per_reference(statistics.median(first) - statistics.median(times.alone_ms), num_bytes),
+        unit="ms/10 MB", reference="the same token from a version that is long there", repeats=len(first),
     )  # fmt: skip
 
 

@@ -39,6 +39,10 @@ PROMPT_TOKENS, REPLY_TOKENS = 48, 24
 FIRST_PROMPT_TOKENS = 4
 """Of the request for a first token: short, so that what is timed is the way of the adapter and not the prompt's."""
 CONCURRENCY = 16
+SLOTS, INSTALLED = 6, 8
+"""Adapters that may share a batch, and that are kept at all: those of the load and a step of `STEP_AGENTS`."""
+STEP_AGENTS = 4
+"""Agents that a training step updates, each with a new version to publish."""
 TIMEOUT_S = 60.0
 LOADED = ("one@0", "two@0")
 """Adapters the load samples from, besides the base."""
@@ -48,14 +52,14 @@ Route = Literal["gloo", "shm", "file"]
 
 @dataclass(frozen=True, kw_only=True)
 class Published:
-    """Milliseconds since the trainer's step ended."""
+    """Milliseconds since the trainer's step ended, of the new versions of one agent or several."""
 
     usable_ms: float
-    """Requests may name the new version."""
+    """Requests may name every new version."""
     first_token_ms: float
-    """The new version has sampled a token."""
+    """Every new version has sampled a token."""
     pause_ms: float
-    """How long the engine's own loop was held up by it."""
+    """How long the engine's own loop was held up until they were usable; filling their slots comes with the first token."""
 
 
 class Site:
@@ -88,7 +92,7 @@ class Site:
         rank = (LARGE_RANKS if large else RANKS)[dtype]
         config = PolicyServerConfig(
             address=f"ipc://{memory}/unused", runtime_dir=str(memory), model=str(model.path), engine="vllm",
-            dtype=dtype, max_model_len=256, max_live_adapters=4, max_installed=8, max_rank=rank,
+            dtype=dtype, max_model_len=256, max_live_adapters=SLOTS, max_installed=INSTALLED, max_rank=rank,
             max_num_seqs=CONCURRENCY, kv_cache_mb=256, targets=model.linear_names,
         )  # fmt: skip
         environ.apply(config)
@@ -107,39 +111,39 @@ class Site:
                 sender.close()
             await site.engine.close()
 
-    async def publish(self, route: Route) -> Published:
-        """From the trainer's tensors to a token of the new version, which is dropped after."""
-        name = f"new@{next(self._numbers)}"
-        start = time.perf_counter()
-        await self.install(name, route)
+    async def publish(self, route: Route, agents: int = 1) -> Published:
+        """From the trainer's tensors to a token of each agent's new version; they are dropped after.
+
+        One version at a time, as a controller publishes them; the tokens are asked for at once.
+        """
+        names = self._names("new", agents)
+        start, before = time.perf_counter(), len(self.blocked_ms)
+        for name in names:
+            await self.install(name, route)
         usable = time.perf_counter()
-        await self.sample(name, name, 1, FIRST_PROMPT_TOKENS)
-        took = _published(start, usable, self.blocked_ms[-1])
-        await self.engine.drop(name)
+        await self._first_tokens(names)
+        took = _published(start, usable, sum(self.blocked_ms[before:]))
+        for name in names:
+            await self.engine.drop(name)
         return took
 
-    async def publish_by_disk(self) -> Published:
+    async def publish_by_disk(self, agents: int = 1) -> Published:
         """The same by the usual way: save, fsync and rename, then vLLM loads the folder."""
-        from selfplay.sync import save_adapter
-
-        name = f"disk@{next(self._numbers)}"
+        names, requests, pause_s = self._names("disk", agents), [], 0.0
         start = time.perf_counter()
-
-        def save() -> None:
-            import torch
-
-            with new_folder(self._disk / name) as folder:
-                save_adapter(folder, self.tensors, self.config, dtype=getattr(torch, self._dtype))
-
-        await asyncio.to_thread(save)
-        request, saved = self._disk_request(name), time.perf_counter()
-        await self.engine._engine.add_lora(request)
+        for name in names:
+            await asyncio.to_thread(self._save, name)
+            request, saved = self._disk_request(name), time.perf_counter()
+            await self.engine._engine.add_lora(request)  # the engine loads between two steps
+            pause_s += time.perf_counter() - saved
+            self.engine._adapters[name] = request
+            requests.append(request)
         usable = time.perf_counter()
-        self.engine._adapters[name] = request
-        await self.sample(name, name, 1, FIRST_PROMPT_TOKENS)
-        took = _published(start, usable, (usable - saved) * 1e3)  # the engine loads between two steps
-        del self.engine._adapters[name]
-        await self.engine._engine.remove_lora(request.lora_int_id)
+        await self._first_tokens(names)
+        took = _published(start, usable, pause_s * 1e3)
+        for name, request in zip(names, requests, strict=True):
+            del self.engine._adapters[name]
+            await self.engine._engine.remove_lora(request.lora_int_id)
         return took
 
     async def first_token_ms(self) -> float:
@@ -191,6 +195,21 @@ class Site:
         )  # fmt: skip
         sender, _ = await asyncio.gather(asyncio.to_thread(_sender, "gloo", address), self.engine.join_weights(join))
         self._senders = {"gloo": sender, "shm": _sender("shm", ""), "file": _sender("file", "")}
+
+    def _names(self, stem: str, agents: int) -> list[str]:
+        number = next(self._numbers)
+        return [f"{stem}-{agent}@{number}" for agent in range(agents)]
+
+    async def _first_tokens(self, names: list[str]) -> None:
+        await asyncio.gather(*(self.sample(name, name, 1, FIRST_PROMPT_TOKENS) for name in names))
+
+    def _save(self, name: str) -> None:
+        import torch
+
+        from selfplay.sync import save_adapter
+
+        with new_folder(self._disk / name) as folder:
+            save_adapter(folder, self.tensors, self.config, dtype=getattr(torch, self._dtype))
 
     def _disk_request(self, name: str) -> Any:
         from vllm.lora.request import LoRARequest

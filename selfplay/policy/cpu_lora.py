@@ -2,11 +2,14 @@
 
 vLLM's own CPU kernel computes rows of the base model (slot index −1) with the last slot's adapter whenever base and
 adapter requests share a batch, and copies an adapter's matrices once per row. Here each linear layer's low-rank part is
-two dense products over all rows and the slots in use: ``h = x Aᵀ`` for the range of slots that have rows in the batch,
-``h`` times a 0/1 mask that keeps each row's own slot (nothing for base rows), and ``y += h Bᵀ``, per output slice. The
-cost grows with the adapters in the batch, not with its rows or with the slots that stand empty.
+dense products over all rows and the slots in use: ``h = x Aᵀ`` for the range of slots that have rows in the batch and all
+output slices at once, ``h`` times a 0/1 mask that keeps each row's own slot (nothing for base rows), and ``y += h Bᵀ`` per
+slice. The cost grows with the adapters in the batch, not with its rows or with the slots that stand empty.
 
-For this the slots of a layer live in one block each for A [slices, slots, rank, in] and B [slots, rank, out] per slice;
+A bfloat16 product has a price of its own, about 20 µs, before it multiplies anything; a float32 product a tenth of that.
+So where rows and matrices are few, as in the answers of a handful of games, both are computed in float32.
+
+For this the slots of a layer live in one block each for A [slots, slices, rank, in] and B [slots, rank, out] per slice;
 vLLM's own tensors become views of them. An adapter is put into its slot by one copy per matrix; vLLM clears the whole slot
 first. Applied after the model is loaded, on CPUs only, to the objects of one engine.
 """
@@ -24,15 +27,19 @@ class _Slots(tuple[Tensor, ...]):
     """vLLM's tuple of per-slice tensors, with the blocks they are views of."""
 
     block: Tensor
-    """A side: [slices, slots, rank, in]."""
+    """A side: [slots, slices, rank, in]."""
     blocks: tuple[Tensor, ...]
     """B side: per slice [slots, rank, out]."""
+
+
+FEW_ROWS, SMALL_MATRIX = 16, 1 << 16
+"""Up to so many rows and elements a float32 product is cheaper than a bfloat16 one, conversions included."""
 
 
 class StepMask:
     """Which rows of the present batch belong to which slot; made once per batch, used by every layer."""
 
-    def __init__(self, slots: Tensor, rank: int, dtype: torch.dtype) -> None:
+    def __init__(self, slots: Tensor) -> None:
         """``slots`` [N]: the slot of each row, −1 for rows of the base model."""
         active = torch.unique(slots)
         used = active[active >= 0].tolist()
@@ -41,10 +48,9 @@ class StepMask:
         self.end: int = used[-1] + 1 if used else 0
         """The range of slots that have rows here; slots between two others are computed and masked away."""
         self.mask: Tensor | None = None
-        """[N, (end − first) · rank] of 0 and 1; None when all rows are of one adapter."""
+        """[N, end − first, 1] of 0 and 1; None when all rows are of one adapter."""
         if used and len(active) > 1:
-            own = slots[:, None] == torch.arange(self.first, self.end)
-            self.mask = own.repeat_interleave(rank, dim=1).to(dtype)
+            self.mask = (slots[:, None] == torch.arange(self.first, self.end)).float().unsqueeze(-1)
 
 
 def apply(manager: Any) -> int:
@@ -62,9 +68,9 @@ def apply(manager: Any) -> int:
 def _rearrange(layer: Any) -> None:
     """Move the layer's slots into blocks, keeping what they hold."""
     old_a, old_b = layer.lora_a_stacked, layer.lora_b_stacked
-    block = torch.stack([a[:, 0] for a in old_a]).contiguous()
+    block = torch.stack([a[:, 0] for a in old_a], dim=1)
     blocks = tuple(b[:, 0].transpose(1, 2).contiguous() for b in old_b)
-    layer.lora_a_stacked = a_side = _Slots(part.unsqueeze(1) for part in block)
+    layer.lora_a_stacked = a_side = _Slots(block[:, k : k + 1] for k in range(len(old_a)))
     a_side.block = block
     layer.lora_b_stacked = b_side = _Slots(part.transpose(1, 2).unsqueeze(1) for part in blocks)
     b_side.blocks = blocks
@@ -83,7 +89,7 @@ def _setting(original: Any) -> Any:
             original(index, lora_a, lora_b)
             return
         for number, (a, b) in enumerate(zip(a_parts, b_parts, strict=True)):
-            _fill(layer.lora_a_stacked.block[number, index], a)
+            _fill(layer.lora_a_stacked.block[index, number], a)
             _fill(layer.lora_b_stacked.blocks[number][index], None if b is None else b.t())
 
     return set_lora
@@ -124,17 +130,36 @@ def _add_lora_linear(
 ) -> None:
     """``y`` [N, out] += scale · x Aᵀ Bᵀ with each row's own adapter, in place."""
     block = lora_a_stacked.block
-    rank = block.shape[2]
     step: StepMask | None = wrapper.selfplay_mask
     if step is None:
-        step = wrapper.selfplay_mask = StepMask(wrapper.token_lora_indices, rank, block.dtype)
+        step = wrapper.selfplay_mask = StepMask(wrapper.token_lora_indices)
     if step.is_base:
         return
     y, x = y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1])
-    width, start = (step.end - step.first) * rank, 0
-    for a, b, size in zip(block, lora_b_stacked.blocks, output_slices, strict=True):
-        hidden = x @ a[step.first : step.end].view(width, -1).t()
-        if step.mask is not None:
-            hidden *= step.mask
-        y[:, start : start + size].addmm_(hidden, b[step.first : step.end].view(width, -1), alpha=scale)
+    slices, rank, width = block.shape[1:]
+    used, start = step.end - step.first, 0
+    hidden = _product(x, block[step.first : step.end].view(-1, width).t())
+    parts = hidden.view(-1, used, slices, rank).permute(2, 0, 1, 3)
+    if step.mask is not None:
+        parts = torch.mul(parts, step.mask, out=parts.new_empty(parts.shape))
+    for part, b, size in zip(parts, lora_b_stacked.blocks, output_slices, strict=True):
+        matrix = b[step.first : step.end].view(used * rank, -1)
+        _add_product(y[:, start : start + size], part.reshape(-1, used * rank), matrix, scale)
         start += size
+
+
+def _is_small(x: Tensor, matrix: Tensor) -> bool:
+    return matrix.dtype != torch.float32 and len(x) <= FEW_ROWS and matrix.numel() <= SMALL_MATRIX
+
+
+def _product(x: Tensor, matrix: Tensor) -> Tensor:
+    """``x`` [N, in] times ``matrix`` [in, n]; float32 where that is cheaper."""
+    return x.float() @ matrix.float() if _is_small(x, matrix) else x @ matrix
+
+
+def _add_product(y: Tensor, x: Tensor, matrix: Tensor, scale: float) -> None:
+    """``y`` [N, out] += scale · ``x`` [N, n] times ``matrix`` [n, out], in place."""
+    if _is_small(x, matrix):
+        y.add_(x.float() @ matrix.float(), alpha=scale)
+    else:
+        y.addmm_(x.to(matrix.dtype), matrix, alpha=scale)

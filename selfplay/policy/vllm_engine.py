@@ -55,6 +55,8 @@ CLOSE_S = 0.5
 _SCHEME = "mem://"
 _PENDING = "pending"
 _POLL_S = 0.003
+_FIRST_POLL_S = 0.0005
+"""What is not there yet is asked for again after this, then after twice as long, up to `_POLL_S`."""
 _EXTENSION = "selfplay.policy.vllm_worker.AdapterWorker"
 
 
@@ -172,7 +174,7 @@ class VllmEngine:
         """See `Engine.commit_install`."""
         if name not in self._arriving:
             raise SyncError(f"{name} is not on its way")
-        deadline, started, blocked_ms = time.monotonic() + timeout_s, time.perf_counter(), 0.0
+        deadline, started, blocked_ms, wait_s = time.monotonic() + timeout_s, time.perf_counter(), 0.0, _FIRST_POLL_S
         while True:
             replies = await self._rpc("selfplay_commit", name)
             if error := next((r["error"] for r in replies if r["state"] == "failed"), ""):
@@ -184,7 +186,8 @@ class VllmEngine:
             if time.monotonic() > deadline:
                 await self.abort_install(name)
                 raise SyncError(f"{name} did not arrive within {timeout_s:g} s")
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(wait_s)
+            wait_s = min(_POLL_S, 2 * wait_s)
         self._adapters[name] = self._arriving.pop(name)
         return {"blocked_ms": blocked_ms, "commit_ms": (time.perf_counter() - started) * 1e3}
 

@@ -27,6 +27,7 @@ from vllm.lora.utils import parse_fine_tuned_lora_name
 from selfplay.errors import SyncError
 from selfplay.policy import cpu_lora
 from selfplay.sync import Staging
+from selfplay.sync.host_memory import HOST_MEMORY
 from selfplay.wire.messages import BucketHeader, JoinWeights
 
 SCHEME = "mem://"
@@ -50,6 +51,7 @@ class AdapterWorker:
         device = str(runner.device)
         correct = correct_kernel and device == "cpu"
         layers = cpu_lora.apply(runner.lora_manager._adapter_manager) if correct else 0
+        self.selfplay.use_cpu_slots = layers > 0
         return {"device": device, "corrected_layers": layers, "threads": torch.get_num_threads(), "pid": os.getpid()}
 
     def selfplay_join(self, message: bytes) -> None:
@@ -89,6 +91,8 @@ class AdapterRoom:
         self._worker_manager, self._manager = worker_manager, worker_manager._adapter_manager
         self._staging: Staging[Any] = Staging(timeout_s=sync_timeout_s)
         self._built: dict[str, Any] = {}
+        self.use_cpu_slots = False
+        """Adapters are built as the slots of `cpu_lora` hold them."""
         self._layers = LayerBuilder(self._manager.model)
         self._joining: _Joining | None = None
         load = worker_manager._load_adapter
@@ -157,7 +161,9 @@ class AdapterRoom:
         fields = {**header.adapter_config, "vllm_max_position_embeddings": manager.max_position_embeddings}
         helper = PEFTHelper.from_dict(fields)
         helper.validate_legal(manager.lora_config)
-        adapter = manager._lora_model_cls(adapter_id, helper.r, self._layers.build(tensors, helper, dtype))
+        adapter = manager._lora_model_cls(
+            adapter_id, helper.r, self._layers.build(tensors, helper, dtype, self.use_cpu_slots)
+        )
         self._manager._create_merged_loras_inplace(adapter)
         unknown = sorted(set(adapter.loras) - set(self._manager.modules))
         if unknown:
@@ -174,8 +180,13 @@ class LayerBuilder:
         self._skip: list[str] | None = getattr(model, "lora_skip_prefixes", None)
         self._names: dict[str, tuple[str, str, bool] | None] = {}
 
-    def build(self, tensors: dict[str, Tensor], helper: PEFTHelper, dtype: torch.dtype) -> dict[str, LoRALayerWeights]:
-        """Module → its two matrices. They are ``tensors`` themselves where the type is ``dtype``, and B is scaled in place."""
+    def build(
+        self, tensors: dict[str, Tensor], helper: PEFTHelper, dtype: torch.dtype, cpu_slots: bool
+    ) -> dict[str, LoRALayerWeights]:
+        """Module → its two matrices, B scaled: vLLM has nothing left to do when the scale is 1.
+
+        They are ``tensors`` themselves where the type is ``dtype``; with ``cpu_slots`` B is a copy whose transpose is contiguous.
+        """
         layers: dict[str, LoRALayerWeights] = {}
         for name, tensor in tensors.items():
             if name not in self._names:
@@ -187,8 +198,10 @@ class LayerBuilder:
                 # ranks and scales may be given by module, and then by the name before it is mapped
                 layers[module] = LoRALayerWeights.from_config(module, helper, peft_module)
             setattr(layers[module], "lora_a" if is_a else "lora_b", tensor.to("cpu", dtype))
-        # vLLM would scale each by itself, and has nothing left to do when the scale is 1
-        torch._foreach_mul_([x.lora_b for x in layers.values()], [x.scaling for x in layers.values()])
+        if cpu_slots and layers:
+            _scale_transposed(layers)
+        else:
+            torch._foreach_mul_([x.lora_b for x in layers.values()], [x.scaling for x in layers.values()])
         for layer in layers.values():
             layer.scaling = 1
         return layers
@@ -202,6 +215,16 @@ class LayerBuilder:
             parse_fine_tuned_lora_name(name),
         )
         return module, peft_module, is_a
+
+
+def _scale_transposed(layers: dict[str, LoRALayerWeights]) -> None:
+    """Scale every B [out, rank] into memory of its own, as [rank, out]: the engine's loop then only copies it into a slot."""
+    sizes = [x.lora_b.numel() for x in layers.values()]
+    dtype = next(iter(layers.values())).lora_b.dtype
+    rooms = HOST_MEMORY.take(sum(sizes) * dtype.itemsize).view(dtype).split(sizes)
+    for layer, room in zip(layers.values(), rooms, strict=True):
+        out, rank = layer.lora_b.shape
+        layer.lora_b = torch.mul(layer.lora_b.t(), layer.scaling, out=room.view(rank, out)).t()
 
 
 class FlightCounter:
