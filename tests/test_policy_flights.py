@@ -69,7 +69,7 @@ def test_a_hold_keeps_back_whom_it_names_until_it_is_released_or_forgotten() -> 
         held = asyncio.create_task(flights.wait_for_turn("pro"))
         await asyncio.sleep(0.01)
         assert not held.done()
-        await flights.release()
+        flights.release()
         await held
         flights.hold((), 10.0)
         assert flights.is_holding
@@ -88,7 +88,7 @@ def test_landed_waits_for_those_it_names() -> None:
         landed = asyncio.create_task(flights.landed(("pro",)))
         await asyncio.sleep(0)
         assert not landed.done()
-        await flights.end(ours)
+        flights.end(ours)
         await landed
         assert flights.of(None) == [theirs]
 

@@ -70,6 +70,22 @@ def test_an_episode_arrives_whole_and_its_bytes_are_what_was_checked(runtime, tm
     assert result.episode.versions() == {"agent-a": (7, 7), "agent-b": (7, 7)}
 
 
+def test_the_end_of_an_episode_is_said_only_where_a_version_may_be_held(runtime, tmp_path: Path) -> None:
+    """Match 0 asks for the current version at each turn, match 1 for one of its own and match 2 for number 7."""
+
+    async def run() -> list[str]:
+        async with serving(FakePolicy(runtime.endpoint("policy.sock"))) as policy:
+            config = make_config(policy_endpoints=(policy.endpoint,))
+            async with running_pool(config, runtime, tmp_path / "logs") as pool:
+                for i, pin in enumerate(("turn", "episode", 7)):
+                    await play_all(pool, [make_match(i, player="talker", pin=pin)])
+                while len(policy.ended) < 2:
+                    await asyncio.sleep(0.02)
+                return policy.ended
+
+    assert asyncio.run(run()) == ["1.0", "2.0"]
+
+
 def test_a_game_of_which_a_process_holds_one_is_played_one_at_a_time(runtime, tmp_path: Path) -> None:
     game = str(Path(__file__).with_name("faulty_game.py"))
     said: list[str] = []

@@ -36,7 +36,7 @@ def test_a_pool_joins_plays_with_the_runs_models_and_leaves_at_will(runtime: Run
         ):
             alice = await PoolProcess.start(site)
             await until(lambda: site.pool.num_free == 5)  # one slot here, four there
-            done, failures = await play_all(site.pool, [make_match(i, player="talker") for i in range(40)])
+            done, failures = await play_all(site.pool, [make_match(i, player="talker", pin=7) for i in range(40)])
             assert sorted(done) == list(range(40))
             assert failures == []
             told = site.pool.who_played()

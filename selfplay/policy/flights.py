@@ -97,28 +97,27 @@ class Flights:
         self._held: frozenset[str] | None = frozenset()
         """Agents that may not begin; None: nobody may."""
         self._held_until = 0.0
-        self._changed = asyncio.Condition()
+        self._changed = asyncio.Event()
+        """Of now; the next change has another one."""
 
     # ── answers ───────────────────────────────────────────────────────────────────────────────────
 
     async def wait_for_turn(self, agent: str) -> None:
         """Until no hold keeps ``agent`` from beginning."""
         while self._is_held(agent):
-            async with self._changed:
-                left_s = self._held_until - self._now()
-                try:
-                    async with asyncio.timeout(max(0.0, left_s)):
-                        await self._changed.wait()
-                except TimeoutError:
-                    continue  # the hold was forgotten by whoever asked for it: `_is_held` lets it go
+            left_s = self._held_until - self._now()
+            try:
+                async with asyncio.timeout(max(0.0, left_s)):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue  # the hold was forgotten by whoever asked for it: `_is_held` lets it go
 
     def begin(self, flight: Flight) -> None:
         self._under_way.add(flight)
 
-    async def end(self, flight: Flight) -> None:
+    def end(self, flight: Flight) -> None:
         self._under_way.discard(flight)
-        async with self._changed:
-            self._changed.notify_all()
+        self._tell()
 
     def of(self, agents: Collection[str] | None) -> list[Flight]:
         """Under way for ``agents``; None: for anybody."""
@@ -137,14 +136,18 @@ class Flights:
 
     async def landed(self, agents: Collection[str] | None) -> None:
         """Until none of ``agents`` is under way."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self.of(agents))
+        while self.of(agents):
+            await self._changed.wait()
 
-    async def release(self) -> None:
+    def release(self) -> None:
         """End the hold; harmless without one."""
         self._held = frozenset()
-        async with self._changed:
-            self._changed.notify_all()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Whoever waits looks again. Without a task or a lock of its own: it happens after every answer."""
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def _is_held(self, agent: str) -> bool:
         if self.is_holding and self._now() >= self._held_until:

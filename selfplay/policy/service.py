@@ -6,7 +6,6 @@ raises `Refusal`, which the server turns into `Refused`; an `EngineError` means 
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
 import time
@@ -161,7 +160,7 @@ class PolicyService:
                 part = await self._sample(flight, (*context, *parts.ids), parts.sampling(sampling))
             finally:
                 self._versions.release(entry, m.episode_id, time.monotonic())
-                await asyncio.shield(self._flights.end(flight))
+                self._flights.end(flight)
                 await self._turnover.drop_unused()
             parts.add(part.ids, part.logprobs, flight.spans(len(part.ids)), part.kept)
             if part.finish != "abort" or not flight.resumes:
@@ -194,7 +193,7 @@ class PolicyService:
                 found = await self._engine.choose(flight.request, question.ids, question.labels, name)
         finally:
             self._versions.release(entry, "", time.monotonic())
-            await asyncio.shield(self._flights.end(flight))
+            self._flights.end(flight)
             await self._turnover.drop_unused()
         self._counts["questions"] += 1
         return Chosen(request=m.request, probabilities=dict(zip(m.question.labels, found, strict=True)))

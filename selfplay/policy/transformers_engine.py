@@ -37,6 +37,9 @@ from selfplay.wire.messages import BucketHeader, JoinWeights
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+Waiting = tuple[Row, asyncio.Future[None]]
+"""A request and who waits for it."""
+
 _POLL_S = 0.003
 MAX_PREFILL_TOKENS = 8192
 """Prompt tokens computed between two steps of the running batch."""
@@ -49,9 +52,9 @@ class TransformersEngine:
         self._config = config
         self._staging: Staging[Adapter] = Staging(timeout_s=config.sync_timeout_s)
         self._wake = threading.Condition()
-        self._waiting: deque[tuple[Row, Callable[[Row | Exception], None]]] = deque()
+        self._waiting: deque[Waiting] = deque()
         self._jobs: deque[Callable[[], None]] = deque()
-        self._running: dict[str, tuple[Row, Callable[[Row | Exception], None]]] = {}
+        self._running: dict[str, Waiting] = {}
         self._thread: threading.Thread | None = None
         self._closing = False
         self._failure: str | None = None
@@ -95,13 +98,9 @@ class TransformersEngine:
         row = Row(request=request, ids=ids, sampling=sampling, stop_ids=frozenset(stop_ids), adapter=adapter)
         if sampling.seed is not None:
             row.generator = torch.Generator(self._device).manual_seed(sampling.seed)
-        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
-
-        def settle(result: Row | Exception) -> None:
-            loop.call_soon_threadsafe(_settle, done, result)
-
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         with self._wake:
-            self._waiting.append((row, settle))
+            self._waiting.append((row, done))
             self._wake.notify()
         try:
             await done
@@ -234,8 +233,7 @@ class TransformersEngine:
         except Exception as e:  # the thread's boundary: whoever waits for it is told
             log.exception("the engine's thread failed")
             self._failure = f"the transformers engine failed: {e}"
-            for _, settle in (*self._running.values(), *self._waiting):
-                settle(EngineError(self._failure))
+            _settle_soon([done for _, done in (*self._running.values(), *self._waiting)], EngineError(self._failure))
 
     def _turn(self, batch: Batch) -> bool:
         """One round of the thread; False when it is time to end."""
@@ -250,8 +248,7 @@ class TransformersEngine:
         if newcomers:
             batch.join(newcomers)
         if batch.rows:
-            for row in batch.step():
-                self._running.pop(row.request)[1](row)
+            _settle_soon([self._running.pop(row.request)[1] for row in batch.step()])
         return True
 
     def _admit(self, num_running: int) -> list[Row]:
@@ -259,16 +256,16 @@ class TransformersEngine:
         rows: list[Row] = []
         prompts: set[tuple[str | None, tuple[int, ...]]] = set()
         while self._waiting and num_running + len(rows) < self._config.max_num_seqs:
-            row, settle = self._waiting[0]
+            row, done = self._waiting[0]
             prompts.add((row.adapter, tuple(row.ids)))
             if rows and sum(len(ids) for _, ids in prompts) > MAX_PREFILL_TOKENS:
                 break
             self._waiting.popleft()
             if row.aborted:
-                settle(row)
+                _settle_soon([done])
                 continue
             rows.append(row)
-            self._running[row.request] = (row, settle)
+            self._running[row.request] = (row, done)
         return rows
 
     def _prompt_tokens(self) -> int:
@@ -307,6 +304,12 @@ class TransformersEngine:
             raise EngineError(self._failure)
         if adapter is not None and adapter not in self._bank.adapters:
             raise EngineError(f"adapter {adapter} is not installed")
+
+
+def _settle_soon(futures: Sequence[asyncio.Future[None]], error: Exception | None = None) -> None:
+    """Wake whoever waits for these requests, from the thread: one call of their loop for all of them."""
+    if futures:
+        futures[0].get_loop().call_soon_threadsafe(lambda: [_settle(future, error) for future in futures])
 
 
 def _settle(future: asyncio.Future[Any], result: object) -> None:

@@ -71,7 +71,7 @@ class Turnover:
             case Hold():
                 return await self._hold(m)
             case Release():
-                await self._flights.release()
+                self._flights.release()
             case Retire():
                 self._versions.retire(m.version)
                 await self.drop_unused()
@@ -127,7 +127,7 @@ class Turnover:
             async with asyncio.timeout(m.timeout_s):
                 await self._flights.landed(agents)
         except TimeoutError:
-            await self._flights.release()
+            self._flights.release()
             left = len(self._flights.of(agents))
             raise Refusal(
                 "timeout", f"{left} answers were still under way after {m.timeout_s:g} s of waiting"

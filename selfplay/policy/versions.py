@@ -127,7 +127,7 @@ class VersionRegistry:
 
     def check_agent(self, agent: str) -> None:
         """Raise `VersionRefused` for an agent that no version of is known, before any work is done for it."""
-        if agent != BASE and not any(v.agent == agent for v in self._all):
+        if agent != BASE and agent not in self._current and not any(v.agent == agent for v in self._all):
             known = {BASE, *(v.agent for v in self._all)}
             raise VersionRefused("bad_request", f"unknown agent {agent!r}{suggestion(agent, known)}")
 

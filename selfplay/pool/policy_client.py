@@ -60,6 +60,8 @@ class ZmqPolicyClient:
             for e in endpoints
         ]  # fmt: skip
         self._turns = itertools.count()
+        self._pinning: set[str] = set()
+        """Episodes for which a server may hold a version."""
 
     @property
     def num_open(self) -> int:
@@ -77,6 +79,8 @@ class ZmqPolicyClient:
         sampling: Sampling,
     ) -> Answer:
         """See `selfplay.agent.PolicyClient.generate`."""
+        if assignment.pin != "turn":
+            self._pinning.add(episode_id)
 
         def request(number: int, left_s: float) -> Generate:
             return Generate(
@@ -118,7 +122,10 @@ class ZmqPolicyClient:
         return reply.logprobs
 
     def end_episode(self, episode_id: str) -> None:
-        """Tell the episode's server that it may let go of what the episode pinned."""
+        """Tell the episode's server that it may let go of what the episode pinned; nothing is said where nothing was."""
+        if episode_id not in self._pinning:
+            return
+        self._pinning.remove(episode_id)
         server = self._server_of(episode_id)
         if server.checked:
             server.caller.post(lambda number: EndEpisode(request=number, episode_id=episode_id))
