@@ -253,3 +253,17 @@ def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "gemma")
     with pytest.raises(TrainerError, match="scale or cap its logits"):
         start_trainer(rank_config(tmp_path / "gemma", tmp_path, config()))
+
+
+def test_the_last_layer_computes_what_is_looked_at(tiny_model: Path, tmp_path: Path) -> None:
+    """Of a long prompt and a short answer the last MLP sees as many tokens as there are actions; the others' outputs are 0."""
+    trainer = trainer_of(tiny_model, tmp_path, config())
+    seen: list[tuple[int, int]] = []
+    mlp: torch.nn.Module = trainer.policy.layers[-1].get_submodule("mlp")
+    mlp.register_forward_hook(lambda _m, x, y: seen.append((x[0].shape[1], int((y[0] != 0).any(-1).sum()))))
+    chosen = segments(1, ("pro",))
+    row = pack_row(chosen, trainer.policy.device)
+    trainer.policy(row)
+    assert len(row.wanted) < row.num_tokens
+    assert seen == [(row.num_tokens, len(row.wanted))]
+    assert row.wanted.tolist() == sorted(set(row.predicted_from.tolist()))

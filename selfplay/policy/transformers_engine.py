@@ -309,7 +309,12 @@ class TransformersEngine:
 def _settle_soon(futures: Sequence[asyncio.Future[None]], error: Exception | None = None) -> None:
     """Wake whoever waits for these requests, from the thread: one call of their loop for all of them."""
     if futures:
-        futures[0].get_loop().call_soon_threadsafe(lambda: [_settle(future, error) for future in futures])
+        futures[0].get_loop().call_soon_threadsafe(_settle_all, futures, error)
+
+
+def _settle_all(futures: Sequence[asyncio.Future[None]], result: object) -> None:
+    for future in futures:
+        _settle(future, result)
 
 
 def _settle(future: asyncio.Future[Any], result: object) -> None:

@@ -8,7 +8,8 @@ layouts. `ActiveRow` is where the model's modules look up, while a row is comput
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -114,11 +115,27 @@ class ActiveRow(Generic[Part]):
 
     def __init__(self) -> None:
         self.runs: tuple[Run, ...] = ()
+        self.wanted: Tensor | None = None
+        """[W] long, ascending: the tokens whose last hidden state is looked at; None: all."""
+        self._wanted_runs: tuple[Run, ...] = ()
         self._parts: dict[str, Mapping[str, Part]] = {}
 
-    def set(self, runs: Sequence[Run], parts: Mapping[str, Mapping[str, Part]]) -> None:
-        """Tokens outside ``runs`` are computed by the bare base."""
+    def set(
+        self, runs: Sequence[Run], parts: Mapping[str, Mapping[str, Part]], wanted: Tensor | None = None,
+        wanted_runs: Sequence[Run] = (),
+    ) -> None:  # fmt: skip
+        """Tokens outside ``runs`` are computed by the bare base. ``wanted_runs``: the same over [0, W) of ``wanted``."""
         self.runs, self._parts = tuple(runs), dict(parts)
+        self.wanted, self._wanted_runs = wanted, tuple(wanted_runs)
+
+    @contextmanager
+    def thinned(self) -> Iterator[None]:
+        """Inside, modules are given the wanted tokens only."""
+        whole, self.runs = self.runs, self._wanted_runs
+        try:
+            yield
+        finally:
+            self.runs = whole
 
     def parts_of(self, module: str) -> list[tuple[Run, Part]]:
         """The runs whose agents have something for ``module``, in order."""

@@ -22,6 +22,7 @@ from selfplay.errors import TrainerError
 from selfplay.training import attention, full, lora
 from selfplay.training.flat import ActiveRow, AgentParameters
 from selfplay.training.head import HeadOutput, frozen_head, join, trained_head
+from selfplay.training.last_layer import thin_out
 from selfplay.training.rows import PackedRow, pack_row, teacher_forced
 from selfplay.training.trunk import Trunk
 
@@ -91,6 +92,7 @@ class PackedPolicy(nn.Module):
         self._trains_head = not loras
         for agent, own in (self._attach_loras(loras, seed) if loras else self._attach_whole()).items():
             self.add_module(_key(agent), own)
+        thin_out(self.layers[-1], self._row)
 
     @property
     def adapters(self) -> Mapping[str, AgentParameters]:
@@ -132,7 +134,7 @@ class PackedPolicy(nn.Module):
         if before is None and reference is not None:
             before = self._reference_hidden(row, reference)
         parts = {agent: self._adapter(agent).parts() for agent in {r.agent for r in row.runs}}
-        self._row.set(row.runs, parts)
+        self._row.set(row.runs, parts, row.wanted, row.wanted_runs)
         hidden = self._decoder(row).last_hidden_state[0][row.predicted_from]
         head = self._own_heads if self._trains_head else self._base_head
         out, theirs = head(row, hidden, before, reference or {}, inv_temperature, entropy_gradient)
@@ -182,8 +184,9 @@ class PackedPolicy(nn.Module):
     @torch.no_grad()
     def _reference_hidden(self, row: PackedRow, reference: Reference) -> Tensor:
         """[M, D] of the agents as ``reference`` has them; of the bare base for agents that it does not have."""
-        runs = [run for run in row.runs if run.agent in reference]
-        self._row.set(runs, {agent: self._adapter(agent).parts(flat) for agent, flat in reference.items()})
+        runs, wanted_runs = ([r for r in of if r.agent in reference] for of in (row.runs, row.wanted_runs))
+        parts = {agent: self._adapter(agent).parts(flat) for agent, flat in reference.items()}
+        self._row.set(runs, parts, row.wanted, wanted_runs)
         hidden: Tensor = self._decoder(row).last_hidden_state[0][row.predicted_from]
         return hidden
 

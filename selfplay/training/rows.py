@@ -9,6 +9,7 @@ time) which distinct action it is, with which logprob and with which advantage.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
@@ -50,6 +51,10 @@ class PackedRow:
     """Whose tokens are where; covers [0, T)."""
     predicted_from: Tensor
     """[M] long: the token before each distinct action."""
+    wanted: Tensor
+    """[W] long, ascending: the tokens that predict any action, each once; in a row without actions the first token."""
+    wanted_runs: tuple[Run, ...]
+    """Whose they are; covers [0, W)."""
     targets: Tensor
     """[M] long: the distinct action tokens."""
     kept: Tensor | None
@@ -168,6 +173,7 @@ def _tensors(
     length: Length, constant: float,
 ) -> PackedRow:  # fmt: skip
     at = [(n, s, t) for n, s in enumerate(ordered) for t, m in enumerate(s.mask) if m]
+    wanted = sorted(set(trie.predicted_from)) or [0]
 
     def long(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.long, device=device)
@@ -181,6 +187,8 @@ def _tensors(
         chains=tuple(trie.chains),
         runs=tuple(runs),
         predicted_from=long(trie.predicted_from),
+        wanted=long(wanted),
+        wanted_runs=tuple(Run(r.agent, bisect_left(wanted, r.start), bisect_left(wanted, r.end)) for r in runs),
         targets=long([trie.ids[position] for position, _ in trie.actions]),
         kept=_kept([kept for _, kept in trie.actions], device),
         picks=long(picks),
