@@ -99,7 +99,7 @@ def test_rows_that_join_late_get_the_tokens_they_would_have_got_alone(tmp_path: 
     for r in (*first, *late):
         fresh = tiny_batch(tmp_path)
         assert r.sampled == alone(fresh, r).sampled, r.request
-        assert r.logprobs == pytest.approx(alone(fresh, r).logprobs, abs=1e-5)
+        assert r.logprobs == pytest.approx(alone(fresh, r).logprobs, abs=1e-4)
 
 
 def test_samples_of_one_prompt_share_rows_until_they_part(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_samples_of_one_prompt_share_rows_until_they_part(tmp_path: Path) -> Non
     for one in rows:
         other = alone(fresh, one)
         assert (one.sampled, one.finish) == (other.sampled, "length"), one.request
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def test_a_prompt_goes_on_from_one_that_begins_alike_and_never_from_another_adapters(tmp_path: Path) -> None:
