@@ -1,8 +1,8 @@
 """The last layer, past its keys and values, only where somebody reads the result: at the tokens that predict an action.
 
 In: the last layer of a frozen base. Out: the same layer, whose token-by-token parts compute the active row's wanted tokens and say
-0 for all others, whose hidden states nobody looks at. Of a row of short answers to long prompts a tenth of the tokens is wanted, so
-a small model saves a third of its time, a large one what a single layer costs.
+0 for all others, whose hidden states nobody looks at. It saves at most what these parts of a single layer cost, so most where layers
+are few: 11 % of the trainer's time for the tiny model's two layers in Kuhn poker.
 """
 
 from __future__ import annotations
