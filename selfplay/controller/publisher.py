@@ -340,9 +340,12 @@ class Publisher:
                     continue  # a hold has a lease; a dead engine holds nobody
 
     async def _probes(self, version: PolicyVersion) -> tuple[tuple[float, ...], list[tuple[float, ...]]]:
-        """Log-probabilities of the probe tokens as the trainer has them, and as each engine has them."""
-        ours = await self._trainer.probe(version.agent, self._probe_ids, self._timeout_s)
-        return ours, [await engine.probe(version, self._probe_ids, self._timeout_s) for engine in self._engines]
+        """Log-probabilities of the probe tokens as the trainer has them, and as each engine has them, computed at once."""
+        ours, *theirs = await all_or_first_error(
+            self._trainer.probe(version.agent, self._probe_ids, self._timeout_s),
+            *(engine.probe(version, self._probe_ids, self._timeout_s) for engine in self._engines),
+        )
+        return ours, theirs
 
     def _prove(
         self, version: PolicyVersion, ours: tuple[float, ...], theirs: list[tuple[float, ...]]
