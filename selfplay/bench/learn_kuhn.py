@@ -16,7 +16,7 @@ SETTINGS = (
     "env=kuhn-poker-v0", "model=tiny", "seats.player_0.options.history=last", "seats.player_0.options.rules=none",
     "seats.player_1.options.history=last", "seats.player_1.options.rules=none", "warm_start.steps=300", "lora.rank=64",
     "lora.alpha=64", "train.steps=291", "train.batch=1024", "train.lr=1e-3", "train.schedule=linear", "train.decay_steps=97",
-    "train.final_lr_share=0.02", "algorithm.baseline_decay=0.99", "algorithm.loss=ppo", "algorithm.epochs=12", "algorithm.kl=0.5",
+    "train.final_lr_share=0.02", "buffer.depth=0", "algorithm.baseline_decay=0.99", "algorithm.loss=ppo", "algorithm.epochs=12", "algorithm.kl=0.5",
     "algorithm.reference=moving", "algorithm.reference_every=20", "algorithm.illegal_penalty=2.0", "rollout.concurrency=512",
     "policy.engine=transformers", "policy.max_num_seqs=1024", "eval.every=2", "checkpoint.every=12",
 )  # fmt: skip
