@@ -261,3 +261,16 @@ def test_a_checkpoint_is_asked_as_in_its_run(tmp_path: Path) -> None:
     }
     with pytest.raises(ConfigError, match="other plays player_0, player_1 of its run with different options"):
         read_field([str(tmp_path / "both/adapters/other")], model=None)
+
+
+@pytest.mark.parametrize("words", [("tournament", "--players"), ("match",), ("eval", "--opponents", "random")])
+def test_a_mistake_seen_after_the_folder_was_made_leaves_no_folder(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name is free for the next attempt, which may be the same command with its mistake mended."""
+    players = ("base",) if words[0] == "eval" else ("base", "random")
+    folder = tmp_path / "T"
+    code, _, err = run(capsys, *words, *players, *KUHN, "--model", tmp_path / "nowhere", "--out", folder)
+    assert code == 2
+    assert "there is no folder" in err
+    assert not folder.exists()

@@ -58,7 +58,7 @@ def _seat(
     from selfplay.cli.view import open_view
     from selfplay.launch.best_response import hunter_name, seat_bound
     from selfplay.launch.commands import start_run
-    from selfplay.launch.tournament import new_folder, play_tournament
+    from selfplay.launch.tournament import play_tournament, tournament_folder
     from selfplay.tournament.gamelog import read_lines
 
     others = {s: e for s, e in profile.items() if s != seat}
@@ -79,8 +79,8 @@ def _seat(
     named = dict(zip(("", *words), (p.name for p in spec.players), strict=True))
     seats = {seat: ""} | {s: e.adapter or e.name for s, e in others.items()}
     spec = msgspec.structs.replace(spec, seating=tuple(named[seats[s]] for s in env.seats))
-    games = new_folder(folder / f"games-{seat}".replace(" ", "-"), spec)
-    asyncio.run(play_tournament(spec, games, config=players.config, say=_say, watch=lambda *_: None))
+    with tournament_folder(folder / f"games-{seat}".replace(" ", "-"), spec) as games:
+        asyncio.run(play_tournament(spec, games, config=players.config, say=_say, watch=lambda *_: None))
     return seat_bound(seat, spec.players[0].name, read_lines(games), hunter)
 
 

@@ -214,7 +214,7 @@ def _numbers(values: Sequence[float]) -> str:
 def _gauntlets(asked: dict[str, Any]) -> None:
     """The checkpoint against its opponents, in one environment after the other; all are checked before the first is played."""
     from selfplay.cli.tournament_cmd import env_label, free_name, make_spec, play_and_show
-    from selfplay.launch.tournament import new_folder
+    from selfplay.launch.tournament import tournament_folder
 
     opponents = tuple(filter(None, (o.strip() for o in asked["opponents"].split(","))))
     if len(asked["players"]) != 1:
@@ -225,7 +225,8 @@ def _gauntlets(asked: dict[str, Any]) -> None:
         out: Path | None = asked["out"]
         if out is not None and len(plans) > 1:
             out = out / env_label(spec.env)
-        play_and_show((spec, field), new_folder(out or free_name(spec.env), spec), asked["as_json"])
+        with tournament_folder(out or free_name(spec.env), spec) as folder:
+            play_and_show((spec, field), folder, asked["as_json"])
 
 
 def _anchor(opponents: Sequence[str]) -> tuple[str, ...]:

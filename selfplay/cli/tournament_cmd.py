@@ -88,11 +88,11 @@ def command(**asked: Any) -> None:
             raise UserError("name one folder: selfplay tournament resume T")
         _go_on(Path(words[1]), as_json=asked["as_json"])
         return
-    from selfplay.launch.tournament import new_folder
+    from selfplay.launch.tournament import tournament_folder
 
     field, spec = make_spec(asked, words)
-    folder = new_folder(asked["out"] or free_name(spec.env), spec)
-    play_and_show((spec, field), folder, asked["as_json"])
+    with tournament_folder(asked["out"] or free_name(spec.env), spec) as folder:
+        play_and_show((spec, field), folder, asked["as_json"])
 
 
 @click.command()
@@ -177,7 +177,7 @@ def match(one: str, two: str, **asked: Any) -> None:
     selfplay match runs/a/adapters/pro/9 runs/a/adapters/pro/3 --env kuhn-poker-v0 --sprt 0,20
     """
     from selfplay.cli.match_view import play_match
-    from selfplay.launch.tournament import new_folder
+    from selfplay.launch.tournament import tournament_folder
     from selfplay.ratings.match import Hypotheses
 
     elo0, elo1 = _numbers("--sprt", asked["bounds"])
@@ -193,8 +193,8 @@ def match(one: str, two: str, **asked: Any) -> None:
     if len(spec.seats) != 2:
         raise UserError(f"{spec.env} has {len(spec.seats)} seats; a match needs two: use  selfplay tournament")
     spec = msgspec.structs.replace(spec, origin="match", sprt=hypotheses)
-    folder = new_folder(asked["out"] or free_name(spec.env), spec)
-    asyncio.run(play_match(spec, field, folder, hypotheses, say=_say, as_json=asked["as_json"]))
+    with tournament_folder(asked["out"] or free_name(spec.env), spec) as folder:
+        asyncio.run(play_match(spec, field, folder, hypotheses, say=_say, as_json=asked["as_json"]))
 
 
 @click.command()

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from selfplay.launch.serve import Served, open_server
 from selfplay.pool import EpisodeResult, FailedResult, PoolConfig, PoolSupervisor
 from selfplay.process import RuntimeDir
 from selfplay.store.atomic import store_errors
-from selfplay.tournament.gamelog import GameLine, GameLog, line_of
+from selfplay.tournament.gamelog import GameLine, GameLog, line_of, read_lines
 from selfplay.tournament.scheduler import Scheduler
 from selfplay.tournament.spec import Game, TournamentSpec
 
@@ -251,6 +252,19 @@ def _all_games(spec: TournamentSpec, log: GameLog) -> Sequence[Game]:
     last = max((line.pair for line in log.lines.values()), default=0)
     most = spec.pairs if spec.schedule != "active" else max(last + 2, spec.pairs) + 1
     return [g for t in spec.tables() for k in range(most) for g in spec.table_games(t, k)]
+
+
+@contextlib.contextmanager
+def tournament_folder(path: Path, spec: TournamentSpec) -> Iterator[Path]:
+    """`new_folder` for what is played inside. When that cannot be (`UserError`) it goes again, unless a game was played:
+    whoever mends the command may use its name."""
+    folder = new_folder(path, spec)
+    try:
+        yield folder
+    except UserError:
+        if not read_lines(folder):
+            shutil.rmtree(folder)
+        raise
 
 
 def new_folder(path: Path, spec: TournamentSpec) -> Path:
