@@ -112,7 +112,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, target: object) -> None:
 
 def test_the_default_algorithm_is_found_by_name() -> None:
     algorithm = load_algorithm(AlgorithmConfig())
-    assert isinstance(algorithm, RoleConditioned)
+    assert isinstance(algorithm.inner, RoleConditioned)
     assert isinstance(algorithm, Algorithm)
 
 

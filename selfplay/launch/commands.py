@@ -39,9 +39,11 @@ FIXED = (
     "policy.dtype",
     "train.dtype",
     "train.parameters",
+    "algorithm.name",
     "league.exploiters",
 )
-"""What a resumed run may not change: other matches, other tensors, or another model would not be the same run."""
+"""What a resumed run may not change: other matches, other tensors, another model, or a state that another algorithm left
+would not be the same run."""
 
 
 def start_run(config: Config, observer: Observer, frozen: Sequence[Path] = ()) -> RunSummary:

@@ -97,7 +97,8 @@ class Session:
         memory = Memory(state=self._state, buffer=buffer, log=log, store=self._store, scored=bool(plan.panel.scorers))
         if memory.num_restored:
             say(f"{memory.num_restored} episodes wait in the buffer, {len(memory.replays)} matches are played again")
-        plan.algorithm.load_state(self._state.algorithm)
+        if self._state.algorithm:
+            plan.algorithm.load_state(self._state.algorithm)
 
         policies = [PolicyLink(context, runtime.endpoint(policy_socket(i))) for i in range(config.policy.engines)]
         for policy in policies:

@@ -17,6 +17,8 @@ import msgspec
 from selfplay.config.schema import AlgorithmConfig
 from selfplay.errors import UserError
 from selfplay.registry import ALGORITHMS, find_entry, load_entry
+from selfplay.registry.entries import one_line
+from selfplay.scoring.checked import CheckedAlgorithm
 from selfplay.scoring.segments import Advantage
 from selfplay.types import Episode
 
@@ -37,7 +39,9 @@ class Algorithm(Protocol):
         when the agent is taken back to an earlier version, these go back with it. All other keys belong to nobody."""
         ...
 
-    def load_state(self, state: Mapping[str, float]) -> None: ...
+    def load_state(self, state: Mapping[str, float]) -> None:
+        """Go on from what `state` gave; not called where a run begins."""
+        ...
 
 
 def agent_part(state: Mapping[str, float], agent: str) -> dict[str, float]:
@@ -57,17 +61,20 @@ def _agent_of(key: str) -> str | None:
         return None
 
 
-def load_algorithm(config: AlgorithmConfig) -> Algorithm:
-    """The algorithm that ``config.name`` names.
+def load_algorithm(config: AlgorithmConfig) -> CheckedAlgorithm:
+    """The algorithm that ``config.name`` names, held to what `Algorithm` says.
 
     Raises `UnknownNameError` with the nearest names, and `UserError` when two distributions offer the name, when it
-    cannot be imported, or when it is no algorithm.
+    cannot be imported or made, or when it is no algorithm.
     """
     entry = find_entry(ALGORITHMS, config.name)
-    make = load_entry(entry)
-    algorithm = make(config) if callable(make) else None
+    make, label = load_entry(entry), f"algorithm {entry.id!r} of {entry.source} ({entry.target})"
+    try:
+        algorithm = make(config) if callable(make) else None
+    except UserError:
+        raise
+    except Exception as e:  # the boundary to other people's code: anything may be raised there
+        raise UserError(f"{label} cannot be made: {one_line(e)}") from e
     if not isinstance(algorithm, Algorithm):
-        raise UserError(
-            f"algorithm {entry.id!r} of {entry.source} ({entry.target}) needs the methods advantages, state and load_state"
-        )
-    return algorithm
+        raise UserError(f"{label} needs the methods advantages, state and load_state")
+    return CheckedAlgorithm(algorithm, label)

@@ -39,7 +39,7 @@ class Reinforce:
 
 
 class ReinforcePlusPlus(Reinforce):
-    """The rewards of an agent, centred and scaled over the batch."""
+    """The rewards of an agent's trained seats, centred and scaled over the batch."""
 
     def advantages(self, episodes: Sequence[Episode]) -> list[dict[str, float]]:
         """For each episode: trained seat → advantage."""
@@ -47,7 +47,8 @@ class ReinforcePlusPlus(Reinforce):
         counted = [e for e in episodes if e.ended != "truncated"]
         for e in counted:
             for a in e.match.seats:
-                rewards[a.agent].append(e.rewards[a.seat])
+                if a.trained:
+                    rewards[a.agent].append(e.rewards[a.seat])
         moments = {agent: (statistics.fmean(r), statistics.pstdev(r)) for agent, r in rewards.items()}
         out = super().advantages(episodes)
         for e, values in zip(episodes, out, strict=True):
