@@ -143,6 +143,13 @@ def test_the_engine_is_sized_for_the_largest_agent_and_serves_what_any_of_them_c
     assert agent_lora(config, "somebody").rank == 8
 
 
+def test_the_scale_is_rank_stabilised_by_agent() -> None:
+    one = load_config(None, ["agents.pro.rslora=true"])
+    assert (agent_lora(one, "pro").rslora, agent_lora(one, "con").rslora) == (True, False)
+    others = load_config(None, ["lora.rslora=true", "agents.pro.rslora=false"])
+    assert (agent_lora(others, "pro").rslora, agent_lora(others, "con").rslora) == (False, True)
+
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -155,3 +155,10 @@ def test_evaluation_by_games_alone_needs_somebody_to_meet() -> None:
 def test_a_person_sees_points_and_their_interval() -> None:
     report: Any = type("Report", (), {"evaluation": {"random/points": 0.95, "random/low": 0.91, "random/high": 0.97}})()
     assert evaluation_line(report) == "against random 95% of points (91% to 97%)  "
+
+
+@pytest.mark.parametrize(("legal", "told"), [(0.995, "NashConv 0.667 ("), (0.004, "NashConv 0.667, 3.977 as played (")])
+def test_answers_that_are_no_moves_are_not_hidden_by_the_rest(legal: float, told: str) -> None:
+    figures = {"nash_conv": 0.667, "nash_conv_as_played": 3.977, "average_nash_conv": 0.667, "legal_mass": legal}
+    report: Any = type("Report", (), {"evaluation": figures})()
+    assert told in evaluation_line(report)

@@ -213,6 +213,25 @@ def test_draws_from_a_continuum_are_refused(draw: str) -> None:
         getattr(rng, draw)(*([0.0, 1.0] if draw != "random" else []))
 
 
+def test_a_game_that_draws_until_something_fits_is_refused() -> None:
+    """With a script every draw beyond its end is the same, so such a loop would never end."""
+    rng = ListedRandom()
+
+    def deal() -> None:
+        while rng.randrange(6) != 5:
+            pass
+
+    with pytest.raises(UserError, match="more than 1,000 times at once"):
+        next(all_ways(rng, deal))
+    with pytest.raises(UserError, match=r"cannot be listed|too large"):
+        build_tree("negotiation-v0")
+
+
+def test_ways_of_chance_count_as_histories() -> None:
+    with pytest.raises(UserError, match="more than 3 histories"):
+        build_tree("kuhn-poker-v0", max_nodes=3)
+
+
 def test_games_that_cannot_be_solved_say_why() -> None:
     with pytest.raises(UserError, match="too large"):
         build_tree("tictactoe-v0", max_nodes=1000)

@@ -18,6 +18,8 @@ from selfplay.controller.report import AgentStep, RunSummary, Status, StepReport
 
 REFRESH_PER_S = 4
 MAX_EVENTS = 6
+MOSTLY_LEGAL = 0.99
+"""Legal mass from which NashConv of the legal answers alone is what is played; below, both are shown."""
 
 
 class PlainView:
@@ -117,7 +119,8 @@ def evaluation_line(report: StepReport) -> str:
     """What the step's evaluation found, where it had one: exact figures, and points against each anchor with their interval."""
     e, out = report.evaluation, ""
     if "nash_conv" in e:
-        out += f"NashConv {e['nash_conv']:.3f} (average {e['average_nash_conv']:.3f}, legal {e['legal_mass']:.3f})  "
+        played = f", {e['nash_conv_as_played']:.3f} as played" if e["legal_mass"] < MOSTLY_LEGAL else ""
+        out += f"NashConv {e['nash_conv']:.3f}{played} (average {e['average_nash_conv']:.3f}, legal {e['legal_mass']:.3f})  "
     for anchor in [name.removesuffix("/points") for name in e if name.endswith("/points")]:
         low, high = e[f"{anchor}/low"], e[f"{anchor}/high"]
         out += f"against {anchor} {e[f'{anchor}/points']:.0%} of points ({low:.0%} to {high:.0%})  "

@@ -60,7 +60,7 @@ def agent_lora(config: Config, agent: str) -> LoraConfig:
     own = config.agents.get(agent, AgentConfig())
     return msgspec.structs.replace(
         config.lora, rank=own.rank or config.lora.rank, alpha=own.alpha or config.lora.alpha,
-        targets=own.targets or config.lora.targets,
+        targets=own.targets or config.lora.targets, rslora=config.lora.rslora if own.rslora is None else own.rslora,
     )  # fmt: skip
 
 

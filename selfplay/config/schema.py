@@ -55,6 +55,7 @@ class AgentConfig(_Section, frozen=True):
         None
     )
     alpha: Annotated[Positive | None, Meta(description="LoRA alpha; lora.alpha when unset")] = None
+    rslora: Annotated[bool | None, Meta(description="rank-stabilised or not; lora.rslora when unset")] = None
     targets: Annotated[tuple[str, ...], Meta(description="adapted projections; lora.targets when empty")] = ()
 
 
@@ -102,7 +103,7 @@ class TrainConfig(_Section, frozen=True):
 
 
 class AlgorithmConfig(_Section, frozen=True):
-    """How rewards become a loss: docs/learning.md has the formulas."""
+    """How rewards become a loss: docs/algorithms.md has the formulas."""
 
     name: Annotated[
         str, Meta(description="registered algorithm: rae, grpo, dr_grpo, rloo, reinforce, reinforce_pp")
@@ -330,7 +331,12 @@ class JuryConfig(_Section, frozen=True):
 class EvalConfig(_Section, frozen=True):
     """What a run measures of itself while it trains."""
 
-    every: Annotated[Natural, Meta(description="steps between evaluations of the current versions; 0: none")] = 0
+    every: Annotated[
+        Natural,
+        Meta(
+            description="steps between evaluations of the current versions, the last step has one in any case; 0: none"
+        ),
+    ] = 0
     exact: Annotated[
         bool, Meta(description="NashConv from the whole game tree; false for games that are too large for it")
     ] = True

@@ -263,7 +263,7 @@ class Controller:
     async def _evaluate(self) -> dict[str, float]:
         """Figures of the versions that are current now, where it is time for them."""
         memory, every = self._memory, self._config.eval.every
-        if not every or memory.step % every:
+        if not every or (memory.step % every and memory.step != self._config.train.steps):
             return {}
         self._phase = "evaluating"
         found = await self._evaluator.evaluate(memory.published, memory.step)

@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 from selfplay.errors import UserError
 
 T = TypeVar("T")
+MAX_DRAWS = 1_000
+"""In one go, between two decisions: a hundred of them with two values each could not be listed either."""
 
 
 class ListedRandom(random.Random):
@@ -37,6 +39,11 @@ class ListedRandom(random.Random):
     def draw(self, weights: Sequence[float]) -> int:
         """One draw among values 0..n−1 with these probabilities."""
         at = len(self.drawn)
+        if at >= MAX_DRAWS:
+            raise UserError(
+                f"the game draws more than {MAX_DRAWS:,} times at once, perhaps again and again until something fits: its chance "
+                "cannot be listed, so it has no exact evaluation"
+            )
         value = self._script[at] if at < len(self._script) else next(i for i, w in enumerate(weights) if w > 0)
         self.drawn.append((value, tuple(weights)))
         return value

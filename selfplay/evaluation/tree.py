@@ -110,13 +110,19 @@ class _Builder:
 
     def chance(self, make: Callable[[], Environment]) -> Node:
         """The games that ``make`` can make, each with all that follows."""
-        games = list(all_ways(self.rng, make))
+        games = []
+        for way in all_ways(self.rng, make):
+            games.append(way)
+            self._check_size(self.num_nodes + len(games))
         branches = [(p, self._game(game, {})) for p, game in games]
         return branches[0][1] if len(branches) == 1 else Chance(tuple(branches))
 
     def _count(self) -> None:
         self.num_nodes += 1
-        if self.num_nodes > self.max_nodes:
+        self._check_size(self.num_nodes)
+
+    def _check_size(self, num_nodes: int) -> None:
+        if num_nodes > self.max_nodes:
             raise UserError(
                 f"{self.env_id} has more than {self.max_nodes} histories: too large for exact evaluation; play it with "
                 "selfplay tournament, or train a best response against the checkpoint for a lower bound"
