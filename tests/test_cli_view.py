@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from selfplay.buffer.accounting import Accounting
-from selfplay.cli.view import LiveView, clock, step_line
-from selfplay.controller.report import AgentStep, StepReport
+from selfplay.cli.view import LiveView, clock, print_summary, step_line
+from selfplay.controller.report import AgentStep, RunSummary, StepReport
 from selfplay.wire.messages import AgentReport
 
 NUMBERS = {"staleness_max": 2, "step": 6, "num_steps": 30, "episodes": 8, "games_cancelled": 0, "buffer_episodes": 3}
@@ -83,3 +83,15 @@ def test_remote_pools_are_told_where_there_are_any() -> None:
 @pytest.mark.parametrize(("seconds", "shown"), [(0, "00:00"), (61.9, "01:01"), (3723, "1:02:03"), (-5, "00:00")])
 def test_clock(seconds: float, shown: str) -> None:
     assert clock(seconds) == shown
+
+
+@pytest.mark.parametrize(("outcome", "told"), [("finished", False), ("interrupted", True)])
+def test_a_run_that_was_interrupted_says_how_it_goes_on(outcome: str, told: bool) -> None:
+    counts = Accounting(started=0, stored=0, in_flight=0, failed={}, void={}, dropped={}, trained=0, waiting=0)
+    summary = RunSummary(
+        run="runs/r", outcome=outcome, step=0, elapsed_s=1.0, engine="vllm", transport="shm", accounting=counts,
+        versions={}, last=None, adapters={},
+    )  # fmt: skip
+    out = io.StringIO()
+    print_summary(summary, Console(file=out, width=80))
+    assert ("selfplay resume runs/r" in out.getvalue()) is told

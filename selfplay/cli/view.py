@@ -222,6 +222,8 @@ def print_summary(summary: RunSummary, console: Console | None = None) -> None:
         table.add_row(f"moved {agent}", _moved(agent, first, now, last))
         table.add_row("", summary.adapters[agent])
     table.add_row("run folder", summary.run)
+    if summary.outcome == "interrupted":
+        table.add_row("continue with", f"selfplay resume {summary.run}")
     console.print(table, soft_wrap=True)
 
 
