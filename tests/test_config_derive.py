@@ -35,6 +35,11 @@ def test_the_defaults_can_run() -> None:
         (["train.betas=[0.9, 1.0]"], "train.betas"),
         (["train.betas=[-0.1, 0.9]"], "train.betas"),
         (["train.decay_steps=9"], "train.decay_steps=9 has no meaning with train.schedule=constant"),
+        (["train.final_lr_share=0.5"], "train.final_lr_share=0.5 has no meaning with train.schedule=constant"),
+        (
+            ["train.schedule=cosine", "train.warmup_steps=10", "train.steps=5"],
+            "train.steps=5 is not above train.warmup_steps=10",
+        ),
         (
             ["train.schedule=linear", "train.warmup_steps=9", "train.decay_steps=9"],
             "train.decay_steps=9 is not above train.warmup_steps=9",

@@ -130,6 +130,7 @@ def test_shares_add_up() -> None:
         (("randm",), "'randm' is not a player that can be met; did you mean 'random'"),
         (("human",), "'human' is not a player"),
         (("equilibrium",), "'equilibrium' is not a player"),
+        (("random", "random"), "names 'random' twice"),
     ],
 )
 def test_anchors_that_cannot_be_met_are_refused(anchors: tuple[str, ...], words: str) -> None:

@@ -167,16 +167,18 @@ def _check_optimizer(config: Config) -> None:
     for beta in train.betas:
         if not (math.isfinite(beta) and 0.0 <= beta < 1.0):
             raise ConfigError(f"train.betas={list(train.betas)}: each must be at least 0 and below 1")
-    if train.decay_steps is None:
-        return
     if train.schedule == "constant":
+        for key, value in (("decay_steps", train.decay_steps), ("final_lr_share", train.final_lr_share)):
+            if value:
+                raise ConfigError(
+                    f"train.{key}={value} has no meaning with train.schedule=constant, where the learning rate does not "
+                    "fall: leave it out, or set train.schedule=linear or cosine"
+                )
+        return
+    key, end = ("steps", train.steps) if train.decay_steps is None else ("decay_steps", train.decay_steps)
+    if 0 < end <= train.warmup_steps:
         raise ConfigError(
-            f"train.decay_steps={train.decay_steps} has no meaning with train.schedule=constant, where the learning rate does not "
-            "fall: leave it out, or set train.schedule=linear or cosine"
-        )
-    if train.decay_steps <= train.warmup_steps:
-        raise ConfigError(
-            f"train.decay_steps={train.decay_steps} is not above train.warmup_steps={train.warmup_steps}: the learning rate would "
+            f"train.{key}={end} is not above train.warmup_steps={train.warmup_steps}: the learning rate would "
             "have no step to fall in; raise the one or lower the other"
         )
 

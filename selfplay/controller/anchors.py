@@ -38,6 +38,8 @@ def check_anchors(anchors: Sequence[str], bots: Sequence[str], plain: Match) -> 
     """Raise `ConfigError` for an anchor that nobody knows, or that cannot sit down in this game."""
     known = [BASE, *(b for b in bots if b not in NO_ANCHORS)]
     for anchor in anchors:
+        if anchors.count(anchor) > 1:
+            raise ConfigError(f"eval.anchors names {anchor!r} twice: its games would count twice")
         if anchor not in known:
             raise ConfigError(f"eval.anchors: {anchor!r} is not a player that can be met{suggestion(anchor, known)}")
         if anchor != BASE:
