@@ -24,7 +24,7 @@ from selfplay.store.run_folder import RunFolder
 
 KUHN = "kuhn-poker-v0"
 FEW = ("warm_start.steps=2", "warm_start.episodes=5", "warm_start.batch=4")
-LONG = ("warm_start.steps=150", "warm_start.episodes=20", "policy.engine=transformers", "train.steps=1")
+LONG = ("warm_start.steps=80", "warm_start.episodes=20", "policy.engine=transformers", "train.steps=1")
 BEGUN = "warm start: step 0/"
 KILLED_BEFORE_THE_RECORD = """
 import os, signal, sys
@@ -131,4 +131,4 @@ def test_killed_then_interrupted_then_resumed_to_the_end(tmp_path: Path) -> None
     assert run.wait() == 0, run.error_text()
     folder = RunFolder.open(tmp_path / "runs/r")
     assert folder.status()[0] == "finished"
-    assert folder.manifest().warm_start["steps"] == 150
+    assert folder.manifest().warm_start["steps"] == 80
