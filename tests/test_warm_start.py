@@ -104,7 +104,7 @@ def test_a_model_learns_the_format_and_is_a_model(tmp_path: Path) -> None:
 def test_the_child_ends_with_its_parent(tiny_model: Path, tmp_path: Path) -> None:
     """Its standard input is the lifeline: closed, it leaves long before it would be done."""
     config = settings("warm_start.steps=1000000")
-    job = WarmStartJob(config=config, source=str(tiny_model), target=str(tmp_path / "x"))
+    job = WarmStartJob(config=config, model="tiny", digest="", source=str(tiny_model), target=str(tmp_path / "x"))
     command = [sys.executable, "-m", "selfplay.launch.warm_start", msgspec.json.encode(job).decode()]
     orphan = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False)
     assert orphan.returncode == ORPHANED_EXIT_CODE
@@ -112,7 +112,9 @@ def test_the_child_ends_with_its_parent(tiny_model: Path, tmp_path: Path) -> Non
 
 def test_nothing_to_learn_from_is_an_error(tiny_model: Path, tmp_path: Path) -> None:
     with pytest.raises(TrainerError, match="nothing to learn from"):
-        sft.fit(tiny_model, tmp_path / "x", [], settings().warm_start, seed=0, max_tokens=64, say=print)
+        sft.fit(
+            tiny_model, tmp_path / "x", [], settings().warm_start, seed=0, max_tokens=64, say=print, complete=print
+        )  # fmt: skip
 
 
 def test_the_command_writes_a_folder_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -130,6 +132,20 @@ def test_the_command_writes_a_folder_and_says_how_to_go_on(tmp_path: Path) -> No
     [
         (["--env", KUHN, "model=tiny", "--out", "{here}"], "exists: name a folder that does not"),
         (["--env", KUHN, "model=tiny", "--out", "{here}/no/such"], "there is no folder"),
+        (["--env", KUHN, "model=tiny", "--out", "/proc/x"], "--out /proc/x cannot be written: No such file"),
+        (["--env", KUHN, "model=tiny", "--out", "{here}/" + "x" * 250], "cannot be written: File name too long"),
+        (
+            ["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.player=human"],
+            "warm_start.player: 'human' is",
+        ),
+        (
+            ["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.player=llm"],
+            "warm_start.player: 'llm' is not",
+        ),
+        (
+            ["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.opponent=human"],
+            "warm_start.opponent: 'human'",
+        ),
         (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.steps=0"], "nothing to do"),
         (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.player=randm"], "did you mean 'random'"),
         (["--env", KUHN, "model=tiny", "--out", "{here}/x", "warm_start.opponent=randm"], "did you mean 'random'"),

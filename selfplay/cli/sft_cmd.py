@@ -10,6 +10,7 @@ import msgspec
 
 from selfplay.config import Config, load_config
 from selfplay.errors import ConfigError
+from selfplay.store.atomic import temp_name
 
 DEFAULT_STEPS = 200
 
@@ -36,11 +37,8 @@ def command(items: tuple[str, ...], env_id: str | None, out: Path, as_json: bool
         raise click.UsageError(f"one config file at most, got {', '.join(files)}")
     overrides = [i for i in items if "=" in i] + ([f"env={env_id}"] if env_id is not None else [])
     config = load_config(files[0] if files else None, overrides, {"warm_start": {"steps": DEFAULT_STEPS}})
-    if out.exists():
-        raise ConfigError(f"--out {out} exists: name a folder that does not")
-    if not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: there is no folder {out.parent.absolute()}")
     _check(config)
+    _check_out(out)
     model, record = warm_start(config, resolve_model(config.model, say=_say), out.absolute(), _say)
     if as_json:
         click.echo(msgspec.json.encode({"model": str(out), "digest": model.digest, **record}))
@@ -62,6 +60,20 @@ def _check(config: Config) -> None:
     check_players(spec, config.env_params, Teacher(warm.player, warm.options), warm.opponent)
     if not warm.steps:
         raise ConfigError("warm_start.steps=0: there would be nothing to do")
+
+
+def _check_out(out: Path) -> None:
+    """Refuse now what could not be written after the learning."""
+    try:
+        if out.exists():
+            raise ConfigError(f"--out {out} exists: name a folder that does not")
+        if not out.parent.is_dir():
+            raise ConfigError(f"--out {out}: there is no folder {out.parent.absolute()}")
+        trial = temp_name(out)
+        trial.mkdir()
+        trial.rmdir()
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror or error}") from None
 
 
 def _as_model(path: Path) -> str:

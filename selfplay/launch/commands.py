@@ -15,10 +15,10 @@ import msgspec
 
 from selfplay.config import Config, changed_keys, load_config
 from selfplay.controller.report import Observer, RunSummary
-from selfplay.errors import ConfigError, RunError, StoreError
+from selfplay.errors import ConfigError, RunError, StoreError, UserError
 from selfplay.launch.local import Session
 from selfplay.launch.plan import RunPlan, plan_run
-from selfplay.launch.warm_start import FOLDER, warm_start
+from selfplay.launch.warm_start import FOLDER, RECORD, warm_start
 from selfplay.store.adapters import AdapterStore
 from selfplay.store.atomic import store_errors
 from selfplay.store.checkpoints import Checkpoint, Checkpoints
@@ -58,7 +58,7 @@ def start_run(config: Config, observer: Observer, frozen: Sequence[Path] = ()) -
         for path in frozen:
             with store_errors(path):
                 shutil.copytree(path, run.adapters / path.parent.name / path.name)
-        return _drive(_warm(plan, run, observer), run, None, observer)
+        return _drive(plan, run, None, observer)
 
 
 def _new_folder(config: Config, plan: RunPlan) -> RunFolder:
@@ -87,20 +87,39 @@ def resume_run(path: Path, overrides: Sequence[str], observer: Observer) -> RunS
         run.write_config(config)
         run.update_manifest(status="running", reason="", resumes=run.manifest().resumes + 1)
         observer.event(f"resuming {run.path} at step {checkpoint.step if checkpoint else 0}")
-        return _drive(_warm(plan, run, observer), run, checkpoint, observer)
+        return _drive(plan, run, checkpoint, observer)
 
 
 def _warm(plan: RunPlan, run: RunFolder, observer: Observer) -> RunPlan:
     """The plan with the warm-started base where one is asked for; made once, and recorded in the manifest."""
     if not plan.config.warm_start.steps:
         return plan
+    folder = run.path / FOLDER
+    _remove_unfinished(run, folder)
     try:
-        model, record = warm_start(plan.config, plan.serving.model, run.path / FOLDER, observer.event)
-    except RunError as error:
+        model, record = warm_start(plan.config, plan.serving.model, folder, observer.event)
+    except UserError as error:
         run.update_manifest(status="failed", reason=str(error).splitlines()[0])
+        raise
+    except KeyboardInterrupt:
+        observer.event("nothing of the warm start is kept")
+        observer.event(f"begin it anew with  selfplay resume {run.path}")
         raise
     run.update_manifest(warm_start=record | {"digest": model.digest})
     return msgspec.structs.replace(plan, serving=msgspec.structs.replace(plan.serving, model=model))
+
+
+def _remove_unfinished(run: RunFolder, folder: Path) -> None:
+    """What a warm start left that never came to its record goes; the base of a run that was played is never made again."""
+    if (folder / RECORD).is_file():
+        return
+    if run.manifest().warm_start:
+        raise StoreError(
+            f"{folder} is missing or damaged: the adapters of this run belong on the base that its warm start made"
+        )
+    if folder.exists():
+        with store_errors(folder):
+            shutil.rmtree(folder)
 
 
 def _check_changes(before: Config, after: Config) -> None:
@@ -137,6 +156,7 @@ def _check_same_parts(plan: RunPlan, run: RunFolder, observer: Observer) -> None
 
 def _drive(plan: RunPlan, run: RunFolder, checkpoint: Checkpoint | None, observer: Observer) -> RunSummary:
     try:
+        plan = _warm(plan, run, observer)
         summary = asyncio.run(Session(plan, run, checkpoint, observer).run())
     except (asyncio.CancelledError, KeyboardInterrupt):
         run.update_manifest(status="interrupted", reason="stopped at once by a signal")

@@ -13,12 +13,16 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from selfplay.agent import Answer, Decision, Message, Player, Sampling
+from selfplay.controller.anchors import NO_ANCHORS
 from selfplay.environment import Environment, JuryQuestion
-from selfplay.errors import UserError
+from selfplay.errors import ConfigError, UserError, suggestion
 from selfplay.play import PolicyJury, play, sit_down
 from selfplay.policy.rendering import ChatTokenizer, Renderer
-from selfplay.registry import AGENTS, EnvironmentSpec, environment_source, find_entry, make_environment
+from selfplay.registry import AGENTS, EnvironmentSpec, environment_source, find_entry, list_entries, make_environment
 from selfplay.types import BASE, Episode, Limits, Match, Scalar, SeatAssignment, Span, derive_seed
+
+NO_TEACHERS = tuple(kind for kind in NO_ANCHORS if kind != "api")
+"""Who cannot move without a person or a served model; a model behind an API can show how to play."""
 
 
 class Teacher(NamedTuple):
@@ -77,7 +81,13 @@ class Demonstrator:
 
 
 def check_players(spec: EnvironmentSpec, params: Mapping[str, Scalar], teacher: Teacher, opponent: str) -> None:
-    """Raises `UserError` for players that do not exist, do not know the game, or have no such option."""
+    """Raises `UserError` for players that do not exist, cannot play alone, do not know the game, or have no such option."""
+    for key, kind in (("player", teacher.kind), ("opponent", opponent)):
+        if kind in NO_TEACHERS:
+            known = [e.id for e in list_entries(AGENTS) if e.id not in NO_TEACHERS]
+            raise ConfigError(
+                f"warm_start.{key}: {kind!r} is not a player that can play alone{suggestion(kind, known)}"
+            )
     environment = make_environment(spec.id, dict(params), 0)
     for player in (teacher, Teacher(opponent)) if opponent else (teacher,):
         find_entry(AGENTS, player.kind)

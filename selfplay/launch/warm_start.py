@@ -8,7 +8,9 @@ and its memory is given back.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from selfplay.config import Config
-from selfplay.errors import EXIT_FAULT, EXIT_OK, SelfplayError, StoreError, TrainerError, UserError
+from selfplay.errors import EXIT_FAULT, EXIT_OK, EXIT_USER, SelfplayError, StoreError, TrainerError, UserError
 from selfplay.models import ResolvedModel
 from selfplay.models.cache import cache_folder
 from selfplay.models.folder import inspect_folder
@@ -31,12 +33,20 @@ FOLDER = "warm_start"
 """In a run folder: the base model that the run plays with."""
 RECORD = "warm_start.json"
 """In that folder: where it comes from."""
+EXIT_STORE = 3
+"""How the child says that the disk is the fault."""
+_KINDS: dict[int, type[SelfplayError]] = {EXIT_USER: UserError, EXIT_STORE: StoreError}
+"""Exit code of the child → what it raises here; all others are the learning's own fault, among them every violent end."""
 
 
 class WarmStartJob(msgspec.Struct, frozen=True, kw_only=True):
     """What the child is told."""
 
     config: Config
+    model: str
+    """Name of the model that learns, as the user wrote it."""
+    digest: str
+    """sha256 over its weight files."""
     source: str
     target: str
 
@@ -46,13 +56,17 @@ def warm_start(
 ) -> tuple[ResolvedModel, dict[str, Scalar]]:
     """The warm-started model and its record; made now unless ``target`` has it already.
 
-    Raises `UserError` for players that cannot show anything, `TrainerError` when the learning failed.
+    Raises `UserError` for players that cannot show anything, `StoreError` when the folder cannot be written, `TrainerError`
+    when the learning failed or its process was ended.
     """
     if not (target / RECORD).is_file():
         say(
             f"warm start: {config.warm_start.episodes} games of {config.warm_start.player} teach {model.name} the format"
         )
-        _run_child(WarmStartJob(config=config, source=str(model.path), target=str(target)), say)
+        job = WarmStartJob(
+            config=config, model=model.name, digest=model.digest, source=str(model.path), target=str(target)
+        )
+        _run_child(job, say)
     record = msgspec.json.decode((target / RECORD).read_bytes(), type=dict[str, Scalar])
     return inspect_folder(model.name, target, model.kind, cache_folder(None)), record
 
@@ -78,13 +92,24 @@ def _run_child(job: WarmStartJob, say: Callable[[str], None]) -> None:
     ) as child:
         assert child.stdout is not None
         assert child.stderr is not None
-        for line in child.stdout:
-            say(line.rstrip())
-        errors = child.stderr.read().strip().splitlines()
+        try:
+            for line in child.stdout:
+                say(line.rstrip())
+            errors = child.stderr.read().strip().splitlines()
+        except BaseException:  # whoever leaves here leaves nobody behind who still writes
+            child.kill()
+            child.wait()
+            raise
     if child.returncode:
         last = errors[-1] if errors else "no output"
-        kind = TrainerError if child.returncode == EXIT_FAULT else UserError
-        raise kind(f"the warm start failed (exit {child.returncode}): {last[:300]}")
+        kind = _KINDS.get(child.returncode, TrainerError)
+        raise kind(f"the warm start failed ({_ending(child.returncode)}): {last[:300]}")
+
+
+def _ending(code: int) -> str:
+    with contextlib.suppress(ValueError):
+        return f"ended by {signal.Signals(-code).name}"
+    return f"exit {code}"
 
 
 def main(argument: str) -> int:
@@ -95,7 +120,7 @@ def main(argument: str) -> int:
         _learn(job)
     except SelfplayError as error:
         print(str(error).splitlines()[0], file=sys.stderr)
-        return EXIT_FAULT if isinstance(error, TrainerError) else 2
+        return next((code for code, kind in _KINDS.items() if isinstance(error, kind)), EXIT_FAULT)
     return EXIT_OK
 
 
@@ -113,15 +138,26 @@ def _learn(job: WarmStartJob) -> None:
     )  # fmt: skip
     _check_length(episodes, config.rollout.max_tokens or spec.max_move_tokens)
     segments = [s for e in episodes for s in episode_segments(e, dict.fromkeys(spec.seats, 1.0))]
-    report = fit(
+    fit(
         Path(job.source), Path(job.target), segments, warm, seed=config.seed,
         max_tokens=config.train.micro_batch_tokens, say=lambda text: print(text, flush=True),
+        complete=lambda folder, report: write_bytes(
+            folder / RECORD, msgspec.json.encode(_asked(job) | msgspec.structs.asdict(report))
+        ),
     )  # fmt: skip
-    record: dict[str, Scalar] = {
-        "env": spec.id, "player": warm.player, "opponent": warm.opponent, "episodes": len(episodes), "sequences": report.sequences,
-        "steps": report.steps, "first_loss": report.first_loss, "last_loss": report.last_loss, "seed": config.seed,
+
+
+def _asked(job: WarmStartJob) -> dict[str, Scalar]:
+    """What it takes to make the same model again, options under the keys that they have in a config."""
+    config, warm = job.config, job.config.warm_start
+    asked: dict[str, Scalar] = {
+        "source": job.model, "source_digest": job.digest, "env": describe(config.env, dict(config.env_params)).id,
+        "player": warm.player, "opponent": warm.opponent, "episodes": warm.episodes, "batch": warm.batch, "lr": warm.lr,
+        "seed": config.seed, "micro_batch_tokens": config.train.micro_batch_tokens,
     }  # fmt: skip
-    write_bytes(Path(job.target) / RECORD, msgspec.json.encode(record))
+    options = {"options": warm.options, "env_params": config.env_params}
+    options |= {f"seats.{name}.options": s.options for name, s in config.seats.items() if s.player == "llm"}
+    return asked | {f"{where}.{key}": value for where, some in options.items() for key, value in some.items()}
 
 
 def _check_length(episodes: Sequence[Episode], max_tokens: int) -> None:

@@ -39,12 +39,14 @@ class FitReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def fit(
     source: Path, target: Path, segments: Sequence[Segment], config: WarmStartConfig, *, seed: int, max_tokens: int,
-    say: Callable[[str], None],
+    say: Callable[[str], None], complete: Callable[[Path, FitReport], None],
 ) -> FitReport:  # fmt: skip
     """Train ``source`` on ``segments`` and write the result as ``target``, which must not exist.
 
+    ``complete`` may add files to the folder before it is seen under its name: it is there with all of them or not at all.
+
     The weights are float32 while they are trained and keep the dtype that they were stored in. Raises `TrainerError` when
-    there is nothing to learn from or the loss is not finite.
+    there is nothing to learn from or the loss is not finite, `StoreError` when ``target`` cannot be written.
     """
     if not any(s.num_actions for s in segments):
         raise TrainerError("the scripted players said nothing: there is nothing to learn from")
@@ -52,12 +54,14 @@ def fit(
     stored = model.config.dtype or torch.float32
     model.float()
     losses = _train(model, segments, config, random.Random(seed), max_tokens, say)
-    with new_folder(target) as temp:
-        model.to(stored).save_pretrained(temp)
-        _copy_the_rest(source, temp)
     tenth = max(1, len(losses) // 10)
     first, last = (sum(part) / len(part) for part in (losses[:tenth], losses[-tenth:]))
-    return FitReport(steps=len(losses), sequences=len(segments), first_loss=first, last_loss=last)
+    report = FitReport(steps=len(losses), sequences=len(segments), first_loss=first, last_loss=last)
+    with new_folder(target) as temp:
+        model.to(stored).save_pretrained(temp)
+        complete(temp, report)
+        _copy_the_rest(source, temp)
+    return report
 
 
 def _load(source: Path) -> Any:
