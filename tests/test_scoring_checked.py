@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from episode_samples import episode
@@ -38,6 +39,13 @@ def test_what_fits_passes_as_it_is() -> None:
     per_turn = {"pro": [0.5] * turns, "con": 1}
     assert checked([per_turn]).advantages([episode()]) == [per_turn]
     assert checked(state={"n": 2}).state() == {"n": 2.0}
+
+
+def test_arrays_are_taken_as_the_numbers_they_hold() -> None:
+    turns = sum(t.seat == "pro" for t in episode().turns)
+    found = checked([{"pro": np.full(turns, 0.5, np.float32), "con": np.float32(-1)}]).advantages([episode()])
+    assert found == [{"pro": [0.5] * turns, "con": -1.0}]
+    assert type(found[0]["con"]) is float
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class CheckedAlgorithm:
 
     def advantages(self, episodes: Sequence[Episode]) -> list[dict[str, Advantage]]:
         """Those of ``inner``: one mapping per episode, every trained seat in it, one finite number or one per turn of the seat."""
-        found = self._ask("advantages", lambda: [dict(a) for a in self.inner.advantages(episodes)])
+        found = self._ask("advantages", lambda: [_plain(a) for a in self.inner.advantages(episodes)])
         if len(found) != len(episodes):
             raise self._fault(f"advantages gave {len(found)} mappings for {len(episodes)} episodes")
         for episode, advantages in zip(episodes, found, strict=True):
@@ -62,6 +62,11 @@ class CheckedAlgorithm:
 
     def _fault(self, what: str) -> RunError:
         return RunError(f"{self._label}: {what}")
+
+
+def _plain(advantages: Mapping[str, Any]) -> dict[str, Advantage]:
+    """With arrays and scalars of other libraries as Python's own."""
+    return {seat: a.tolist() if hasattr(a, "tolist") else a for seat, a in advantages.items()}
 
 
 def _problem(advantage: Any, num_turns: int) -> str:
