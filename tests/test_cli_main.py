@@ -143,11 +143,12 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     child.stderr.close()
 
 
-def test_ctrl_c_is_130_and_one_line() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_130_and_one_line(number: signal.Signals) -> None:
     child = _child("@g.command()\ndef go():\n    click.echo('up'); sys.stdout.flush(); time.sleep(60)")
     assert child.stdout is not None
     child.stdout.readline()
-    os.kill(child.pid, signal.SIGINT)
+    os.kill(child.pid, number)
     _, err = child.communicate(timeout=PATIENCE_S)
     assert (child.returncode, err.decode().strip()) == (130, "selfplay: interrupted")
 

@@ -121,7 +121,7 @@ def test_killed_then_interrupted_then_resumed_to_the_end(tmp_path: Path) -> None
     run = Run(tmp_path, "resume", "runs/r", "--json")
     run.until(lambda text: BEGUN in text)
     child = learner(run)
-    run.process.send_signal(signal.SIGINT)
+    run.process.send_signal(signal.SIGTERM)  # what Ctrl-C does too (tests/test_cli_main.py)
     assert run.wait() == 130
     assert not child.is_running()
     assert "begin it anew with  selfplay resume runs/r" in run.error_text()

@@ -1,8 +1,8 @@
 """The ``selfplay`` command: finds the subcommand, and is the one place where errors become exit codes.
 
 In: the command line. Out: exit 0; 2 with one line for a user's mistake; 1 with one line for a fault of a run; 130 after
-Ctrl-C. Anything else is a bug and keeps its traceback. A subcommand's module is imported only when that command is run
-or asked for its help, so that nothing heavy is loaded to print a list of commands.
+Ctrl-C or SIGTERM. Anything else is a bug and keeps its traceback. A subcommand's module is imported only when that
+command is run or asked for its help, so that nothing heavy is loaded to print a list of commands.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import contextlib
 import errno
 import os
 import select
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
@@ -111,6 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(group: click.Group, argv: Sequence[str]) -> int:
     """Run a command of ``group``; errors end here and become an exit code and, on standard error, a line."""
     try:
+        _answer_sigterm_like_ctrl_c()
         _require_output()
         if "--json" in argv:
             _keep_output_for_results()
@@ -148,6 +151,12 @@ def _invoke(group: click.Group, argv: list[str]) -> object:
     not look like a reader that has left."""
     with group.make_context("selfplay", argv) as context:
         return group.invoke(context)
+
+
+def _answer_sigterm_like_ctrl_c() -> None:
+    """A scheduler or a container's end asks for what a person asks for with Ctrl-C: leave in order, keep what there is."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _require_output() -> None:
