@@ -12,7 +12,7 @@ import pytest
 from episode_samples import encode, episode
 from selfplay.cli.view import evaluation_line
 from selfplay.config import load_config
-from selfplay.controller.anchors import END_INDEX, FIRST_INDEX, AnchorGames, check_anchors, shares_of, wilson
+from selfplay.controller.anchors import END_INDEX, FIRST_INDEX, AnchorGames, check_anchors, shares_of
 from selfplay.controller.evaluator import Evaluations, plan_evaluation
 from selfplay.controller.waits import Waits
 from selfplay.errors import ConfigError, WorkerError
@@ -80,12 +80,6 @@ def test_points_count_draws_half_and_come_with_an_interval() -> None:
     assert (found["random/x/won"], found["random/o/drawn"], found["random/o/lost"]) == (1.0, 0.5, 0.5)
     assert found["random/o/reward"] == pytest.approx(-0.5)
     assert found["random/low"] < 2.5 / 4 < found["random/high"]
-
-
-def test_wilsons_interval_is_that_of_the_textbook() -> None:
-    """10 of 20, and 0 of 10: values of Newcombe (1998) for the score method without correction of continuity."""
-    assert wilson(10.0, 20) == pytest.approx((0.2993, 0.7007), abs=1e-4)
-    assert wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)
 
 
 def failed(match: Match, kind: str) -> FailedResult:

@@ -25,6 +25,7 @@ from selfplay.ratings.match import (
     trinomial,
 )
 from selfplay.ratings.meta import alpha_rank, cyclic_share, nash_average
+from selfplay.ratings.shares import wilson
 
 
 def series(a: str, b: str, wins: int, losses: int, draws: int = 0) -> list[RatedGame]:
@@ -234,3 +235,9 @@ def test_how_much_of_a_record_is_a_cycle() -> None:
     ladder = [[a - b for b in ratings] for a in ratings]
     assert cyclic_share(ladder) == pytest.approx(0.0)
     assert cyclic_share([[0.0, 0.0], [0.0, 0.0]]) == 0.0
+
+
+def test_wilsons_interval_is_that_of_the_textbook() -> None:
+    """10 of 20, and 0 of 10: values of Newcombe (1998) for the score method without correction of continuity."""
+    assert wilson(10.0, 20) == pytest.approx((0.2993, 0.7007), abs=1e-4)
+    assert wilson(0.0, 10) == pytest.approx((0.0, 0.2775), abs=1e-4)

@@ -77,7 +77,10 @@ def test_eval_plays_a_gauntlet_and_samples_bots(tmp_path: Path, capsys: pytest.C
         capsys, "eval", "equilibrium", *KUHN, "--pairs", "3", "--opponents", "random,cfr", "--out", tmp_path / "e"
     )
     assert code == 0
-    assert "cfr" in out
+    assert "equilibrium by seat, shares of games (95 %)" in out
+    assert [words[:3] for words in map(str.split, out.splitlines()) if words[1:2] in (["player_0"], ["player_1"])] == [
+        [opponent, seat, "3"] for opponent in ("cfr", "random") for seat in ("player_0", "player_1")
+    ]
     code, out, _ = run(capsys, "eval", "random", *KUHN, "--exploitability", "--samples", "64", "--json")
     report = json.loads(out)
     assert 0.7 < report["solution"]["nash_conv"] < 1.2

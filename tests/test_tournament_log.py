@@ -16,10 +16,12 @@ from selfplay.config import Config
 from selfplay.config.schema import JuryConfig
 from selfplay.errors import StoreError, UserError
 from selfplay.launch.tournament import Played, new_folder, play_tournament
+from selfplay.ratings.shares import wilson
 from selfplay.tournament.gamelog import LOG_NAME, GameLine, GameLog, read_episode, read_lines
 from selfplay.tournament.results import conclude, payoff_csv, read_tournament, write_results
 from selfplay.tournament.scheduler import Scheduler, _neighbours
 from selfplay.tournament.spec import Entrant, TournamentSpec, all_tables
+from selfplay.tournament.standings import standings
 
 BOTS = (
     Entrant(name="random", player="random"),
@@ -265,3 +267,17 @@ def test_results_are_files_that_hold_together(tmp_path: Path) -> None:
     assert msgspec.json.decode((folder / "ratings.json").read_bytes())["ratings"]["num_games"] == 60
     assert sum(r.mean for r in result.rewards.values()) == pytest.approx(0.0, abs=1e-9)
     assert set(result.seat_scores) == {"player_0", "player_1"}
+    assert len(result.by_seat) == 4 * 3 * 2
+
+
+def test_a_record_by_seat_counts_each_game_from_both_sides() -> None:
+    """random as player_0: 2 won, 1 lost, 1 drawn of 4; never as player_1."""
+    games = [line(str(k), k, ("random", "eq"), winner) for k, winner in enumerate((0, 0, 1))]
+    drawn = msgspec.structs.replace(games[0], game="3", winners=(), rewards={"player_0": 0.0, "player_1": 0.0})
+    unscored = msgspec.structs.replace(games[0], game="4", ended="truncated")
+    records = standings([*games, drawn, unscored], ["random", "eq"], {}).by_seat
+    assert [(r.player, r.opponent, r.seat, r.games) for r in records] == [
+        ("eq", "random", "player_1", 4), ("random", "eq", "player_0", 4),
+    ]  # fmt: skip
+    assert [(r.won.share, r.drawn.share, r.not_lost.share) for r in records] == [(0.25, 0.25, 0.5), (0.5, 0.25, 0.75)]
+    assert (records[1].not_lost.low, records[1].not_lost.high) == pytest.approx(wilson(3, 4))

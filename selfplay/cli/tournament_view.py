@@ -46,7 +46,7 @@ class Progress:
 def show(
     spec: TournamentSpec, result: Standings, folder: Path | None, *, as_json: bool, played: Played | None = None
 ) -> None:
-    """Print the standings."""
+    """Print the standings; of a gauntlet also the challenger's record by seat."""
     if as_json:
         body = {"env": spec.env, "folder": str(folder) if folder else None, "session": played, "standings": result}
         click.echo(msgspec.json.encode(body).decode())
@@ -55,6 +55,10 @@ def show(
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     console.print(_table(spec, result))
+    if spec.challenger:
+        console.print()
+        console.print(_seat_table(spec.challenger, result))
+    console.print()
     for line in _below(result, folder, played):
         console.print(line, markup=False)
 
@@ -79,6 +83,27 @@ def _table(spec: TournamentSpec, result: Standings) -> object:
             "–" if row.score is None else f"{row.score:.3f}", reward_text(result.rewards[row.player]), elo_text(without[row.player].elo),
             f"{conduct.illegal_share:.1%}", Text("; ".join(row.flags)),
         )  # fmt: skip
+    return table
+
+
+def _seat_table(player: str, result: Standings) -> object:
+    from rich.table import Table
+    from rich.text import Text
+
+    from selfplay.tournament.words import share_text
+    from selfplay.wire.text import safe_text
+
+    title = Text(f"{safe_text(player)} by seat, shares of games (95 %)", style="table.title")
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in ("against", "as", "games", "won", "drawn", "not lost"):
+        table.add_column(name, justify="left" if name in ("against", "as") else "right")
+    for row in (r for r in result.by_seat if r.player == player):
+        table.add_row(
+            Text(safe_text(row.opponent)),
+            row.seat,
+            str(row.games),
+            *map(share_text, (row.won, row.drawn, row.not_lost)),
+        )
     return table
 
 

@@ -10,7 +10,6 @@ the same at every evaluation. One that infrastructure spoilt is played again; on
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -22,6 +21,7 @@ from selfplay.errors import ConfigError, UserError, WorkerError, suggestion
 from selfplay.league import Matchmaker
 from selfplay.play import sit_down
 from selfplay.pool import EpisodeResult, FailedResult, PoolSupervisor
+from selfplay.ratings.shares import wilson
 from selfplay.registry import make_environment
 from selfplay.types import BASE, Episode, Match, SeatAssignment, derive_seed
 
@@ -29,7 +29,6 @@ FIRST_INDEX, END_INDEX = 1 << 40, 1 << 60
 """Matches with numbers from the one and below the other are games of evaluations."""
 MAX_ATTEMPTS = 3
 NO_ANCHORS = ("llm", "human", "api")
-Z_95 = 1.959964
 Pairing = tuple[str, str]
 """Anchor, seat of the version that is measured."""
 
@@ -143,14 +142,6 @@ def shares_of(seat: str, episodes: Sequence[Episode]) -> dict[str, float]:
     return {
         "won": won, "drawn": drawn, "lost": 1.0 - won - drawn, "reward": sum(e.rewards[seat] for e in episodes) / num,
     }  # fmt: skip
-
-
-def wilson(points: float, num: int) -> tuple[float, float]:
-    """Wilson's 95 % interval (1927) of a share of ``num`` games; with draws as half points it errs on the wide side."""
-    share, z2 = points / num, Z_95**2
-    centre = (share + z2 / (2 * num)) / (1 + z2 / num)
-    half = Z_95 * math.sqrt(share * (1 - share) / num + z2 / (4 * num * num)) / (1 + z2 / num)
-    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def _sits(anchor: str, seat: SeatAssignment) -> SeatAssignment:

@@ -15,10 +15,11 @@ from selfplay.tournament import svg
 from selfplay.tournament.gamelog import GameLine
 from selfplay.tournament.spec import TournamentSpec
 from selfplay.tournament.standings import Standings
-from selfplay.tournament.words import counted, elo_text, interval_text, rank_text, reward_text, seat_texts
+from selfplay.tournament.words import counted, elo_text, interval_text, rank_text, reward_text, seat_texts, share_text
 from selfplay.types import Episode
 
 TRANSCRIPTS = 12
+_SEAT_COLUMNS = ("player", "against", "as", "games", "won (95 %)", "drawn", "not lost")
 ReadEpisode = Callable[[int], Episode]
 
 _STYLE = """
@@ -165,7 +166,7 @@ def _table(result: Standings) -> str:
 
 
 def _side(name: str) -> str:
-    return "l" if name in ("player", "remarks") else ""
+    return "l" if name in ("player", "remarks", "against", "as") else ""
 
 
 def _row(head: Sequence[str], row: PlayerRating, without: PlayerRating, result: Standings) -> str:
@@ -216,7 +217,18 @@ def _seats(result: Standings) -> str:
         if worth
         else ""
     )
-    return svg.shares(rows) + told if rows else ""
+    return svg.shares(rows) + told + _by_seat(result) if rows else ""
+
+
+def _by_seat(result: Standings) -> str:
+    """Every player's record against every other from each seat."""
+    head = "".join(f'<th class="{_side(h)}">{h}</th>' for h in _SEAT_COLUMNS)
+    rows = "".join(
+        f'<tr><td class="l">{escape(r.player)}</td><td class="l">{escape(r.opponent)}</td><td class="l">{escape(r.seat)}</td>'
+        f"<td>{r.games}</td>{''.join(f'<td>{share_text(s)}</td>' for s in (r.won, r.drawn, r.not_lost))}</tr>"
+        for r in result.by_seat
+    )
+    return f'<details><summary>Results by seat</summary><div class="scroll"><table><tr>{head}</tr>{rows}</table></div></details>'
 
 
 def _illegal(result: Standings) -> str:

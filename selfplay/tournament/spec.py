@@ -90,6 +90,11 @@ class TournamentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Whose adapters an engine must have: the players and the judge."""
         return self.players if self.judge is None else (*self.players, self.judge)
 
+    @property
+    def challenger(self) -> str | None:
+        """Whom a gauntlet is about: its first player."""
+        return self.players[0].name if self.schedule == "gauntlet" else None
+
     def entrant(self, name: str) -> Entrant:
         """The player of that name; KeyError when there is none."""
         return next(p for p in self.players if p.name == name)
@@ -104,7 +109,7 @@ class TournamentSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.seating:
             return [self.seating]
         tables = all_tables([p.name for p in self.players], len(self.seats))
-        return [t for t in tables if self.players[0].name in t] if self.schedule == "gauntlet" else tables
+        return [t for t in tables if self.challenger in t] if self.challenger else tables
 
     def _game_id(self, seating: Sequence[str], pair: int) -> str:
         who = [self.entrant(name).identity for name in seating]

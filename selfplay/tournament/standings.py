@@ -7,13 +7,15 @@ all draw from.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
+from typing import NamedTuple
 
 import msgspec
 
 from selfplay.ratings import RatingTable, rate
 from selfplay.ratings.meta import alpha_rank, cyclic_share, nash_average
+from selfplay.ratings.shares import wilson
 from selfplay.tournament.gamelog import GameLine
 
 
@@ -33,6 +35,26 @@ class Meeting(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def score(self) -> float | None:
         return (self.wins + self.draws / 2) / self.games if self.games else None
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """A share of games with Wilson's 95 % interval."""
+
+    share: float
+    low: float
+    high: float
+
+
+class SeatRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One player's games against another from one seat; forfeits are losses."""
+
+    player: str
+    opponent: str
+    seat: str
+    games: int
+    won: Share
+    drawn: Share
+    not_lost: Share
 
 
 class Conduct(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +96,8 @@ class Standings(msgspec.Struct, frozen=True, kw_only=True):
     """Games by how they ended."""
     seat_scores: dict[str, float]
     """Seat → mean score of whoever sat there."""
+    by_seat: tuple[SeatRecord, ...]
+    """By player, opponent and seat of the player."""
 
 
 def standings(
@@ -97,26 +121,61 @@ def standings(
         alpha_rank=dict(zip(players, alpha_rank(payoffs), strict=True)) if payoffs else {},
         cyclic_share=cyclic_share(payoffs) if payoffs and len(players) > 2 else None,
         counts=dict(sorted(Counter(line.ended for line in lines).items())), seat_scores=_seat_scores(scored),
+        by_seat=_by_seat(scored),
     )  # fmt: skip
+
+
+class _Result(NamedTuple):
+    mine: str
+    theirs: str
+    seat: str
+    """Of ``mine``."""
+    outcome: int
+    """0 won, 1 drawn, 2 lost."""
+    reward: float
+
+
+def _results(lines: Sequence[GameLine]) -> Iterator[_Result]:
+    """Every game once from each side of each two different players at its table."""
+    for line in lines:
+        game, seats = line.rated(), list(line.seats)
+        for i, j in permutations(range(len(seats)), 2):
+            mine, theirs = game.players[i], game.players[j]
+            if mine != theirs:
+                here, there = game.places[i], game.places[j]
+                outcome = 0 if here < there else 1 if here == there else 2
+                yield _Result(mine, theirs, seats[i], outcome, line.rewards[seats[i]])
 
 
 def _meetings(lines: Sequence[GameLine], players: Sequence[str]) -> dict[str, dict[str, Meeting]]:
     sums: dict[tuple[str, str], list[float]] = {}
-    for line in lines:
-        game = line.rated()
-        seats = list(line.seats)
-        for i, j in permutations(range(len(seats)), 2):
-            mine, theirs = game.players[i], game.players[j]
-            if mine == theirs:
-                continue
-            row = sums.setdefault((mine, theirs), [0.0, 0.0, 0.0, 0.0])
-            row[0 if game.places[i] < game.places[j] else 1 if game.places[i] == game.places[j] else 2] += 1
-            row[3] += line.rewards[seats[i]]
+    for result in _results(lines):
+        row = sums.setdefault((result.mine, result.theirs), [0.0, 0.0, 0.0, 0.0])
+        row[result.outcome] += 1
+        row[3] += result.reward
     out: dict[str, dict[str, Meeting]] = {p: {} for p in players}
     for (mine, theirs), (wins, draws, losses, reward) in sorted(sums.items()):
         num = wins + draws + losses
         out[mine][theirs] = Meeting(wins=wins, draws=draws, losses=losses, reward=reward / num)
     return out
+
+
+def _by_seat(lines: Sequence[GameLine]) -> tuple[SeatRecord, ...]:
+    counts: dict[tuple[str, str, str], list[int]] = {}
+    for result in _results(lines):
+        counts.setdefault((result.mine, result.theirs, result.seat), [0, 0, 0])[result.outcome] += 1
+    return tuple(
+        SeatRecord(
+            player=player, opponent=opponent, seat=seat, games=(num := sum(row)),
+            won=_share(row[0], num), drawn=_share(row[1], num), not_lost=_share(row[0] + row[1], num),
+        )
+        for (player, opponent, seat), row in sorted(counts.items())
+    )  # fmt: skip
+
+
+def _share(count: int, num: int) -> Share:
+    low, high = wilson(count, num)
+    return Share(share=count / num, low=low, high=high)
 
 
 def _payoffs(meetings: Mapping[str, Mapping[str, Meeting]], players: Sequence[str]) -> list[list[float]]:

@@ -6,7 +6,7 @@ In: rows of `Standings`. Out: short texts.
 from __future__ import annotations
 
 from selfplay.ratings import PlayerRating, RatingTable
-from selfplay.tournament.standings import MeanReward
+from selfplay.tournament.standings import MeanReward, Share
 
 VAGUE = 1000.0
 """Elo to either side from which on an interval says nothing."""
@@ -43,6 +43,11 @@ def interval_text(row: PlayerRating) -> str:
 def reward_text(reward: MeanReward, digits: int = 2) -> str:
     """``+0.12 ± 0.05``."""
     return f"{reward.mean:+.{digits}f}" + ("" if reward.half is None else f" ± {reward.half:.{digits}f}")
+
+
+def share_text(share: Share) -> str:
+    """``0.980 (0.950 to 0.992)``."""
+    return f"{share.share:.3f} ({share.low:.3f} to {share.high:.3f})"
 
 
 def seat_texts(ratings: RatingTable) -> list[str]:
