@@ -104,6 +104,7 @@ def test_private_views_only_on_request(run: Callable[..., Result]) -> None:
         (["tictactoe-v0", "--players", "pro@3"], "pro@3 is a version of a run: name it with --run RUN"),
         (["tictactoe-v0", "--players", "pro@x"], "'pro@x' is not a policy version"),
         (["tictactoe-v0", "--players", "base:history=some"], "history is 'some'"),
+        (["tictactoe-v0", "--model", "tiny"], "no player is a model"),
         (["./no_such_game.py"], "there is no environment file"),
         (["tictactoe-v0", "--seed", "x"], "'x' is not a valid integer"),
     ],

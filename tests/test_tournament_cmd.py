@@ -176,6 +176,9 @@ def test_a_match_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
         ((*DEBATE, "--jury", "api:model=m:base=ftp://a"), "not of the form https://host/v1"),
         ((*DEBATE, "--jury", "api:modle=m"), "modle"),
         (("eval", "random", "equilibrium", *KUHN), "one checkpoint"),
+        ((*TWO, "--model", "tiny"), "none of random, equilibrium is a model"),
+        (("match", "random", "equilibrium", *KUHN, "--model", "tiny"), "none of random, equilibrium is a model"),
+        (("eval", "equilibrium", *KUHN, "--opponents", "random", "--model", "tiny"), "is a model"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,8 +63,30 @@ asyncio.run(play_tournament(TournamentSpec.load(folder), folder, config=Config()
 an fsync, before an acknowledgement."""
 
 
+TYPED = ("tournament", "--env", "kuhn-poker-v0", "--players", "random", "equilibrium", "--pairs", "100000")
+
+
 def results(lines: list[GameLine]) -> dict[str, object]:
     return {x.game: (x.seats, x.winners, x.rewards, x.ended, x.reason, x.turns) for x in lines}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "words", [TYPED, ("match", "random", "equilibrium", *TYPED[1:3], "--pairs", "100000", "--sprt=-100,-99")]
+)
+def test_who_interrupts_is_told_how_to_go_on(words: tuple[str, ...], number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "selfplay.cli.main", *words, "--out", "T"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        games = tmp_path / "T" / "games.jsonl"
+        while not (games.exists() and games.stat().st_size):
+            assert child.poll() is None
+            time.sleep(0.05)
+        child.send_signal(number)
+        out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (130, "")
+    assert err.splitlines()[-2:] == [
+        "finished games are kept; go on with  selfplay tournament resume T", "selfplay: interrupted",
+    ]  # fmt: skip
 
 
 def test_kill_9_at_twenty_moments_loses_no_pair_and_plays_none_twice(tmp_path: Path) -> None:

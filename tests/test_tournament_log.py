@@ -273,11 +273,14 @@ def test_results_are_files_that_hold_together(tmp_path: Path) -> None:
 def test_a_record_by_seat_counts_each_game_from_both_sides() -> None:
     """random as player_0: 2 won, 1 lost, 1 drawn of 4; never as player_1."""
     games = [line(str(k), k, ("random", "eq"), winner) for k, winner in enumerate((0, 0, 1))]
-    drawn = msgspec.structs.replace(games[0], game="3", winners=(), rewards={"player_0": 0.0, "player_1": 0.0})
+    drawn = msgspec.structs.replace(
+        games[0], game="3", cluster=games[1].cluster, winners=(), rewards={"player_0": 0.0, "player_1": 0.0}
+    )
     unscored = msgspec.structs.replace(games[0], game="4", ended="truncated")
     records = standings([*games, drawn, unscored], ["random", "eq"], {}).by_seat
     assert [(r.player, r.opponent, r.seat, r.games) for r in records] == [
         ("eq", "random", "player_1", 4), ("random", "eq", "player_0", 4),
     ]  # fmt: skip
     assert [(r.won.share, r.drawn.share, r.not_lost.share) for r in records] == [(0.25, 0.25, 0.5), (0.5, 0.25, 0.75)]
-    assert (records[1].not_lost.low, records[1].not_lost.high) == pytest.approx(wilson(3, 4))
+    deals = {g.cluster for g in games}
+    assert (records[1].not_lost.low, records[1].not_lost.high) == pytest.approx(wilson(3 * len(deals) / 4, len(deals)))

@@ -213,7 +213,7 @@ def _numbers(values: Sequence[float]) -> str:
 
 def _gauntlets(asked: dict[str, Any]) -> None:
     """The checkpoint against its opponents, in one environment after the other; all are checked before the first is played."""
-    from selfplay.cli.tournament_cmd import env_label, free_name, make_spec, play_and_show
+    from selfplay.cli.tournament_cmd import env_label, free_name, make_spec, play_and_show, refuse_idle_model
     from selfplay.launch.tournament import tournament_folder
 
     opponents = tuple(filter(None, (o.strip() for o in asked["opponents"].split(","))))
@@ -221,6 +221,7 @@ def _gauntlets(asked: dict[str, Any]) -> None:
         raise UserError("against opponents one checkpoint is evaluated: name one, and the others with --opponents")
     wanted = {**asked, "schedule": "gauntlet", "anchors": _anchor(opponents), "compare": ""}
     plans = [make_spec({**wanted, "env": env}, (*asked["players"], *opponents)) for env in asked["envs"]]
+    refuse_idle_model(asked, [spec for _, spec in plans])
     for field, spec in plans:
         out: Path | None = asked["out"]
         if out is not None and len(plans) > 1:

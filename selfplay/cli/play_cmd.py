@@ -150,6 +150,10 @@ def _check(asked: Mapping[str, Any]) -> tuple[_Request, Environment]:
         show_private=asked["show_private"], as_json=asked["as_json"],
     )  # fmt: skip
     _check_players(request, environment)
+    if request.model and not _needs_model(request):
+        raise UserError(
+            f"--model {request.model}: no player is a model; name base among the --players, or leave it out"
+        )
     if _versions(request) and request.run is None:
         raise UserError(f"{_versions(request)[0]} is a version of a run: name it with --run RUN")
     return request, environment
@@ -197,6 +201,10 @@ def _check_players(request: _Request, environment: Environment) -> None:
     from selfplay.play import sit_down
 
     sit_down(_match(request, environment, 0), cast("PolicyClient", object()), Sampling())
+
+
+def _needs_model(request: _Request) -> bool:
+    return any(s is not None and s.player == "llm" for s in (*request.seats, request.jury))
 
 
 def _versions(request: _Request) -> tuple[PolicyVersion, ...]:
@@ -265,8 +273,7 @@ async def _play_one(
 @contextlib.asynccontextmanager
 async def _policy(request: _Request) -> AsyncIterator[PolicyClient | None]:
     """A served model where a seat or the jury needs one, else None."""
-    needed = [s for s in (*request.seats, request.jury) if s is not None and s.player == "llm"]
-    if not needed:
+    if not _needs_model(request):
         yield None
         return
     open_policy = cast("OpenPolicy", import_module("selfplay.launch.serve").open_policy)

@@ -7,7 +7,9 @@ or one JSON object. Everything is checked before a model is loaded.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +93,7 @@ def command(**asked: Any) -> None:
     from selfplay.launch.tournament import tournament_folder
 
     field, spec = make_spec(asked, words)
+    refuse_idle_model(asked, (spec,))
     with tournament_folder(asked["out"] or free_name(spec.env), spec) as folder:
         play_and_show((spec, field), folder, asked["as_json"])
 
@@ -176,7 +179,6 @@ def match(one: str, two: str, **asked: Any) -> None:
     \b
     selfplay match runs/a/adapters/pro/9 runs/a/adapters/pro/3 --env kuhn-poker-v0 --sprt 0,20
     """
-    from selfplay.cli.match_view import play_match
     from selfplay.launch.tournament import tournament_folder
     from selfplay.ratings.match import Hypotheses
 
@@ -192,9 +194,10 @@ def match(one: str, two: str, **asked: Any) -> None:
         )
     if len(spec.seats) != 2:
         raise UserError(f"{spec.env} has {len(spec.seats)} seats; a match needs two: use  selfplay tournament")
+    refuse_idle_model(asked, (spec,))
     spec = msgspec.structs.replace(spec, origin="match", sprt=hypotheses)
     with tournament_folder(asked["out"] or free_name(spec.env), spec) as folder:
-        asyncio.run(play_match(spec, field, folder, hypotheses, say=_say, as_json=asked["as_json"]))
+        _play(spec, field, folder, as_json=asked["as_json"])
 
 
 @click.command()
@@ -255,6 +258,13 @@ def make_spec(asked: dict[str, Any], words: tuple[str, ...]) -> tuple[Field, Tou
     return field, spec
 
 
+def refuse_idle_model(asked: dict[str, Any], specs: Sequence[TournamentSpec]) -> None:
+    """Raise `UserError` for a --model that nobody would play or judge with."""
+    if asked["model"] and not any(spec.model for spec in specs):
+        names = ", ".join(p.name for p in specs[0].players)
+        raise UserError(f"--model {asked['model']}: none of {names} is a model; name base among them, or leave it out")
+
+
 def _check_players(spec: TournamentSpec) -> None:
     """Make every player at every seat once: a bot that cannot play this game is told before a model is loaded."""
     from typing import cast
@@ -284,12 +294,27 @@ def _load(folder: Path) -> tuple[TournamentSpec, Field]:
 def _go_on(folder: Path, *, as_json: bool) -> None:
     """Whatever was under way in ``folder``: a tournament, or a match with its test."""
     spec, field = _load(folder)
+    _play(spec, field, folder, as_json=as_json)
+
+
+def _play(spec: TournamentSpec, field: Field, folder: Path, *, as_json: bool) -> None:
     if spec.sprt is None:
         play_and_show((spec, field), folder, as_json)
         return
     from selfplay.cli.match_view import play_match
 
-    asyncio.run(play_match(spec, field, folder, spec.sprt, say=_say, as_json=as_json))
+    with _says_how_to_go_on(folder):
+        asyncio.run(play_match(spec, field, folder, spec.sprt, say=_say, as_json=as_json))
+
+
+@contextlib.contextmanager
+def _says_how_to_go_on(folder: Path) -> Iterator[None]:
+    """For whoever interrupts the games that are played inside: what is finished is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say(f"finished games are kept; go on with  selfplay tournament resume {folder}")
+        raise
 
 
 def play_and_show(what: tuple[TournamentSpec, Field], folder: Path, as_json: bool) -> None:
@@ -301,8 +326,8 @@ def play_and_show(what: tuple[TournamentSpec, Field], folder: Path, as_json: boo
 
     spec, field = what
     progress = Progress(quiet=as_json)
-    played = asyncio.run(play_tournament(spec, folder, config=field.config, say=_say, watch=progress.game))
-    progress.close()
+    with _says_how_to_go_on(folder), contextlib.closing(progress):
+        played = asyncio.run(play_tournament(spec, folder, config=field.config, say=_say, watch=progress.game))
     found = read_tournament(folder)
     result = conclude(found)
     write_results(folder, found, result)

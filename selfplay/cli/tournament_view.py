@@ -100,7 +100,7 @@ def _seat_table(player: str, result: Standings) -> object:
     for row in (r for r in result.by_seat if r.player == player):
         table.add_row(
             Text(safe_text(row.opponent)),
-            row.seat,
+            Text(safe_text(row.seat)),
             str(row.games),
             *map(share_text, (row.won, row.drawn, row.not_lost)),
         )

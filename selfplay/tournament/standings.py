@@ -46,7 +46,11 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeatRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One player's games against another from one seat; forfeits are losses."""
+    """One player's games against another from one seat; forfeits are losses.
+
+    The deal is what is independent: where a deal has several such games (three seats and more), intervals are as wide as
+    if they were one.
+    """
 
     player: str
     opponent: str
@@ -133,6 +137,7 @@ class _Result(NamedTuple):
     outcome: int
     """0 won, 1 drawn, 2 lost."""
     reward: float
+    deal: str
 
 
 def _results(lines: Sequence[GameLine]) -> Iterator[_Result]:
@@ -144,7 +149,7 @@ def _results(lines: Sequence[GameLine]) -> Iterator[_Result]:
             if mine != theirs:
                 here, there = game.places[i], game.places[j]
                 outcome = 0 if here < there else 1 if here == there else 2
-                yield _Result(mine, theirs, seats[i], outcome, line.rewards[seats[i]])
+                yield _Result(mine, theirs, seats[i], outcome, line.rewards[seats[i]], line.cluster)
 
 
 def _meetings(lines: Sequence[GameLine], players: Sequence[str]) -> dict[str, dict[str, Meeting]]:
@@ -161,21 +166,24 @@ def _meetings(lines: Sequence[GameLine], players: Sequence[str]) -> dict[str, di
 
 
 def _by_seat(lines: Sequence[GameLine]) -> tuple[SeatRecord, ...]:
-    counts: dict[tuple[str, str, str], list[int]] = {}
+    found: dict[tuple[str, str, str], list[_Result]] = {}
     for result in _results(lines):
-        counts.setdefault((result.mine, result.theirs, result.seat), [0, 0, 0])[result.outcome] += 1
-    return tuple(
-        SeatRecord(
-            player=player, opponent=opponent, seat=seat, games=(num := sum(row)),
-            won=_share(row[0], num), drawn=_share(row[1], num), not_lost=_share(row[0] + row[1], num),
-        )
-        for (player, opponent, seat), row in sorted(counts.items())
+        found.setdefault((result.mine, result.theirs, result.seat), []).append(result)
+    return tuple(_seat_record(results) for _, results in sorted(found.items()))
+
+
+def _seat_record(results: Sequence[_Result]) -> SeatRecord:
+    num, deals, outcomes = len(results), len({r.deal for r in results}), Counter(r.outcome for r in results)
+
+    def share(count: int) -> Share:
+        low, high = wilson(count / num * deals, deals)
+        return Share(share=count / num, low=low, high=high)
+
+    first = results[0]
+    return SeatRecord(
+        player=first.mine, opponent=first.theirs, seat=first.seat, games=num,
+        won=share(outcomes[0]), drawn=share(outcomes[1]), not_lost=share(outcomes[0] + outcomes[1]),
     )  # fmt: skip
-
-
-def _share(count: int, num: int) -> Share:
-    low, high = wilson(count, num)
-    return Share(share=count / num, low=low, high=high)
 
 
 def _payoffs(meetings: Mapping[str, Mapping[str, Meeting]], players: Sequence[str]) -> list[list[float]]:
