@@ -17,13 +17,13 @@ import click
 import msgspec
 
 from selfplay.cli.options import FiniteRange
-from selfplay.errors import ConfigError, RunError, UserError
+from selfplay.cli.tournament_words import read_anchors, read_compare, read_numbers, read_seconds
+from selfplay.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from selfplay.launch.entrants import Field
     from selfplay.tournament.spec import TournamentSpec
 
-MAX_ELO = 100_000
 SCHEDULES = ("round-robin", "gauntlet", "swiss", "active")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else there.")
@@ -123,7 +123,7 @@ def rate(folder: Path, others: tuple[Path, ...], anchors: tuple[str, ...], parqu
     from selfplay.cli.tournament_view import show
     from selfplay.tournament.results import conclude, read_tournament, write_results
 
-    found = read_tournament(folder, others, _anchors(anchors))
+    found = read_tournament(folder, others, read_anchors(anchors))
     if parquet is not None:
         from selfplay.store.parquet import write_parquet
         from selfplay.tournament.gamelog import GAME_COLUMNS, game_row
@@ -182,7 +182,7 @@ def match(one: str, two: str, **asked: Any) -> None:
     from selfplay.launch.tournament import tournament_folder
     from selfplay.ratings.match import Hypotheses
 
-    elo0, elo1 = _numbers("--sprt", asked["bounds"])
+    elo0, elo1 = read_numbers("--sprt", asked["bounds"])
     hypotheses = Hypotheses(
         elo0=elo0, elo1=elo1, alpha=asked["alpha"], beta=asked["beta"],
         model="normalised" if asked["normalised"] else "logistic",
@@ -240,7 +240,7 @@ def make_spec(asked: dict[str, Any], words: tuple[str, ...]) -> tuple[Field, Tou
     if len(field.entrants) < 2:
         raise UserError(f"only {field.entrants[0].name} would play: name at least two players")
     names = [e.name for e in field.entrants]
-    anchors, compare = _anchors(asked["anchors"]), _compare(asked["compare"], asked["schedule"])
+    anchors, compare = read_anchors(asked["anchors"]), read_compare(asked["compare"], asked["schedule"])
     for name in (*anchors, *compare):
         if name not in names:
             raise UserError(f"{name!r} does not play; the players are {', '.join(names)}")
@@ -252,7 +252,7 @@ def make_spec(asked: dict[str, Any], words: tuple[str, ...]) -> tuple[Field, Tou
         model=field.config.model if needs_model else "", jury=jury, judge=field.judge,
         temperature=asked["temperature"], max_move_tokens=env.max_move_tokens, limits=Limits(max_turns=env.max_turns),
         concurrency=env.games_at_once(asked["concurrency"]), budget_tokens=asked.get("budget_tokens", 0),
-        budget_time_s=_seconds(asked.get("budget_time", "0")),
+        budget_time_s=read_seconds(asked.get("budget_time", "0")),
     )  # fmt: skip
     _check_players(spec)
     return field, spec
@@ -337,53 +337,6 @@ def play_and_show(what: tuple[TournamentSpec, Field], folder: Path, as_json: boo
             f"{len(failed)} of {len(found.lines)} games failed and are not rated ({folder / LOG_NAME} lists them); the first: "
             f"{failed[0].reason}"
         )
-
-
-def _anchors(words: tuple[str, ...]) -> dict[str, float]:
-    out: dict[str, float] = {}
-    for word in words:
-        name, _, value = word.rpartition("=")
-        try:
-            elo = float(value)
-        except ValueError:
-            name = ""
-        if not name or not abs(elo) <= MAX_ELO:
-            raise ConfigError(
-                f"--anchor {word!r}: write PLAYER=ELO, for example random=0; Elo is at most {MAX_ELO:,} either way"
-            )
-        if out.setdefault(name, elo) != elo:
-            raise ConfigError(f"--anchor: {name} is given two values, {out[name]:g} and {elo:g}")
-    return out
-
-
-def _compare(text: str, schedule: str) -> tuple[str, ...]:
-    """The two players whose difference matters, or nobody."""
-    names = tuple(filter(None, (part.strip() for part in text.split(","))))
-    if names and schedule != "active":
-        raise ConfigError(f"--compare {text!r} is for --schedule active; {schedule} plays everybody alike")
-    if text and len(set(names)) != 2:
-        raise ConfigError(f"--compare {text!r}: name two players, A,B")
-    return names
-
-
-def _numbers(option: str, text: str) -> tuple[float, float]:
-    try:
-        low, high = (float(x) for x in text.split(","))
-    except ValueError:
-        raise ConfigError(f"{option} {text!r}: write two numbers, for example 0,20") from None
-    return low, high
-
-
-def _seconds(text: str) -> float:
-    units = {"s": 1.0, "m": 60.0, "h": 3600.0}
-    scale = units.get(text[-1:], 0.0)
-    try:
-        value = float(text[:-1] if scale else text) * (scale or 1.0)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"--budget-time {text!r}: write seconds, or a number with s, m or h, for example 90m")
-    return value
 
 
 def env_label(env: str) -> str:
