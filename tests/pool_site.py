@@ -166,7 +166,7 @@ def make_config(**changes: Any) -> PoolConfig:
 @contextlib.asynccontextmanager
 async def running_pool(config: PoolConfig, runtime: RuntimeDir, log_dir: Path) -> AsyncIterator[PoolSupervisor]:
     """A started pool, closed at the end of the block."""
-    pool = PoolSupervisor(config, runtime=runtime, log_dir=log_dir)
+    pool = PoolSupervisor(config, runtime=runtime, log_dir=log_dir, say=print)
     try:
         await pool.start()
         yield pool

@@ -85,7 +85,9 @@ async def open_site(
 ) -> AsyncIterator[Site]:
     """A pool with an open gateway, both closed at the end of the block. Without ``worker`` only remote pools play."""
     keys, said = Keys(folder / "keys"), list[str]()
-    pool = PoolSupervisor(make_config(policy_endpoints=engines, **config), runtime=runtime, log_dir=folder / "logs")
+    pool = PoolSupervisor(
+        make_config(policy_endpoints=engines, **config), runtime=runtime, log_dir=folder / "logs", say=print
+    )
     terms = Terms(
         sampling=TERMS.sampling, jury="base", episode_timeout_s=30.0, request_timeout_s=30.0, silence_s=silence_s
     )

@@ -273,7 +273,7 @@ from selfplay.wire.messages import PROTOCOL
 
 async def main():
     runtime = RuntimeDir.create()
-    pool = PoolSupervisor(make_config(workers=2), runtime=runtime, log_dir=Path(sys.argv[1]))
+    pool = PoolSupervisor(make_config(workers=2), runtime=runtime, log_dir=Path(sys.argv[1]), say=print)
     await pool.start()
     await pool.submit(make_match(0, fault="busy", at=1, busy_s=2.0))
     print(runtime.path, *pool.pids.values(), flush=True)
@@ -315,7 +315,7 @@ def test_interrupts_from_the_terminal_do_not_end_workers(runtime, tmp_path: Path
 
 def test_a_pool_closes_twice_and_after_a_failed_start(runtime, tmp_path: Path) -> None:
     async def run() -> None:
-        pool = PoolSupervisor(make_config(), runtime=runtime, log_dir=tmp_path / "logs")
+        pool = PoolSupervisor(make_config(), runtime=runtime, log_dir=tmp_path / "logs", say=print)
         await pool.close(1.0)
         await pool.close(1.0)
 

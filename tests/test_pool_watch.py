@@ -71,11 +71,16 @@ class Stage:
     """A pool on a clock of its own."""
 
     def __init__(self, tmp_path: Path, **changes: Any) -> None:
-        self.ahead_s, self.workers = 0.0, list[FakeWorker]()
+        self.ahead_s, self.workers, self.said = 0.0, list[FakeWorker](), list[str]()
         self.runtime = RuntimeDir.create()
         self.context = zmq.Context()
         self.pool = PoolSupervisor(
-            make_config(**changes), runtime=self.runtime, log_dir=tmp_path, launch=self.launch, monotonic=self.now
+            make_config(**changes),
+            runtime=self.runtime,
+            log_dir=tmp_path,
+            say=self.said.append,
+            launch=self.launch,
+            monotonic=self.now,
         )
 
     def now(self) -> float:
@@ -123,6 +128,21 @@ def test_a_worker_that_never_says_hello_is_ended(tmp_path: Path) -> None:
             with pytest.raises(WorkerError, match="did not start for 5"):
                 await starting
             assert on.workers[0].killed
+
+    run(scenario)
+
+
+def test_the_death_of_a_worker_that_holds_no_game_is_said(tmp_path: Path) -> None:
+    """No episode is lost with it, so none would tell."""
+
+    async def scenario() -> None:
+        async with stage(tmp_path, max_restarts=1) as on:
+            worker = await on.started()
+            worker.code = -9
+            while len(on.workers) < 2:
+                await asyncio.sleep(0.01)
+            assert on.said == ["environment worker: exit code -9"]
+            assert on.pool.num_restarts == 1
 
     run(scenario)
 

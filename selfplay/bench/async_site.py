@@ -146,7 +146,7 @@ async def _run(
         link,
     )  # fmt: skip
     children.watch()
-    pool = PoolSupervisor(_pool(config, runtime), runtime=runtime, log_dir=place / "logs")
+    pool = PoolSupervisor(_pool(config, runtime), runtime=runtime, log_dir=place / "logs", say=recorder.event)
     stack.push_async_callback(pool.close, 5.0)
     _, info = await asyncio.gather(pool.start(), link.ready(READY_S))
     publisher = Publisher(

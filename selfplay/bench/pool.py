@@ -10,6 +10,7 @@ import asyncio
 import os
 import random
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -52,7 +53,7 @@ async def _measure(runtime: RuntimeDir, logs: Path, num_games: int, repeats: int
     endpoint = runtime.endpoint("policy.sock")
     policy = spawn("policy", "selfplay.bench.pool_policy", endpoint, log=logs / "policy.log")
     config = PoolConfig(workers=1, concurrency=CONCURRENCY, policy_endpoints=(endpoint,))
-    pool = PoolSupervisor(config, runtime=runtime, log_dir=logs)
+    pool = PoolSupervisor(config, runtime=runtime, log_dir=logs, say=_say)
     try:
         await pool.start()
         await _play(pool, range(CONCURRENCY))
@@ -113,3 +114,7 @@ def _cpu_s(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

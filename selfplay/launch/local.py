@@ -110,8 +110,9 @@ class Session:
         children = RunChildren(self._run.logs, launcher)
         stack.push_async_callback(children.close)
         pool = PoolSupervisor(
-            self._pool_config(runtime), runtime=runtime, log_dir=self._run.logs, launch=partial(worker_launch, launcher)
-        )
+            self._pool_config(runtime), runtime=runtime, log_dir=self._run.logs, say=self._observer.event,
+            launch=partial(worker_launch, launcher),
+        )  # fmt: skip
 
         find_fault = self._open_to_remote_pools(stack, runtime, pool, children)
         for i, policy in enumerate(policies):

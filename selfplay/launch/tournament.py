@@ -102,7 +102,7 @@ async def _site(
             served = await stack.enter_async_context(open_server(config, adapters_of(spec.served), say))
         runtime = RuntimeDir.create()
         stack.callback(runtime.remove)
-        pool = PoolSupervisor(_pool_config(spec, config, served), runtime=runtime, log_dir=folder / "logs")
+        pool = PoolSupervisor(_pool_config(spec, config, served), runtime=runtime, log_dir=folder / "logs", say=say)
         stack.push_async_callback(pool.close, POOL_GRACE_S)
         await pool.start()
         yield pool, served.children.fault if served is not None else lambda: None

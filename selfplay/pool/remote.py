@@ -152,7 +152,7 @@ class JoinedPool:
         terms = welcome.terms
         relay = PolicyRelay(self._context, self._runtime.endpoint("relay.sock"), self._offer)
         pool = PoolSupervisor(
-            self._pool_config(terms, relay.endpoint), runtime=self._runtime, log_dir=self._config.log_dir
+            self._pool_config(terms, relay.endpoint), runtime=self._runtime, log_dir=self._config.log_dir, say=self._say
         )
         self._outbox = Outbox(self._link.socket.send, terms.silence_s)
         self._pool, self._relay = pool, relay

@@ -64,7 +64,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 class PoolSupervisor:
     """One pool of environment workers.
 
-    >>> pool = PoolSupervisor(config, runtime=runtime, log_dir=run / "logs")
+    >>> pool = PoolSupervisor(config, runtime=runtime, log_dir=run / "logs", say=print)
     >>> await pool.start()
     >>> await pool.submit(match)
     >>> result = await pool.next_result()      # EpisodeResult | FailedResult
@@ -78,11 +78,12 @@ class PoolSupervisor:
         *,
         runtime: RuntimeDir,
         log_dir: Path,
+        say: Callable[[str], None],
         launch: Launch = launch_local,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config, self._runtime, self._log_dir = config, runtime, log_dir
-        self._launch, self._now = launch, monotonic
+        self._launch, self._now, self._say = launch, monotonic, say
         self._leases = Leases()
         self._workers: dict[bytes, WorkerHandle] = {}
         self._guests: dict[str, Guest] = {}
@@ -322,6 +323,8 @@ class PoolSupervisor:
 
     def _lose(self, worker: WorkerHandle, how: str, culprit: str | None, stack: str = "") -> None:
         del self._workers[worker.identity]
+        if not self._leases.of(worker.name):  # else every episode that is lost says it
+            self._say(how)
         for lease in self._leases.of(worker.name):
             self._leases.void(lease.match.episode_id)
             stuck = lease.match.episode_id == culprit
