@@ -51,7 +51,9 @@ def test_process_reward_and_nobody_is_asked_twice_after_a_kill(tmp_path: Path) -
     again = Run(tmp_path, "resume", "runs/r", f"train.steps={last_step(tmp_path) + 2}", "--json")
     assert again.wait() == 0, again.error_text()
     every = rows(tmp_path)  # the last alone may have been scored before the kill
-    asked = [sum(row[f"scorers/{name}/scored"] for row in every) for name in ("environment", "legality", "judge")]
+    asked = [
+        sum(row.get(f"scorers/{name}/scored", 0.0) for row in every) for name in ("environment", "legality", "judge")
+    ]
     assert min(asked) > 0
     with ScoreLog.open(tmp_path / "runs/r/scores", write=False, say=print) as log:
         said = [msgspec.msgpack.decode(data, type=ScoreRecord) for _, data in log.read_from(0)]
