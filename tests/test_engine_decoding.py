@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from selfplay.agent import Sampling
-from selfplay.models import tiny
+from selfplay.models import resolve_model, tiny
 from selfplay.policy.decoding import Batch, Row, pick, processed_logprobs
-from selfplay.policy.routed_lora import install_routing
+from selfplay.policy.routed_lora import install_routing, widen_head
 
 
 def probabilities(sampling: Sampling) -> list[float]:
@@ -159,3 +159,20 @@ def test_continuations_are_scored_beside_each_other_as_alone(tmp_path: Path) -> 
     assert batch.continuations("pro", context, [[5], [9]])[0] == pytest.approx(
         batch.continuations("pro", context, [[5, 1], [5]])[1]
     )
+
+
+def test_logits_of_a_bfloat16_model_are_float32_and_its_embeddings_stay_as_they_are() -> None:
+    """Rounded to bfloat16, logits between 32 and 64 would be multiples of 0.25: a policy that moves in jumps of six percent."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(resolve_model("smollm2-135m").path, dtype=torch.bfloat16).eval()
+    ids = torch.tensor([[504, 1343, 655, 253]])
+    with torch.inference_mode():
+        rounded = model(input_ids=ids).logits
+        hidden = model.base_model(input_ids=ids).last_hidden_state
+        widen_head(model)
+        found = model(input_ids=ids).logits
+    embedding = model.get_input_embeddings().weight
+    assert rounded.dtype == embedding.dtype == torch.bfloat16
+    torch.testing.assert_close(found, (hidden.double() @ embedding.double().t()).float(), rtol=1e-4, atol=1e-3)
+    assert float((found - found.bfloat16().float()).abs().max()) > 0.02, "nothing was gained"

@@ -172,6 +172,34 @@ def test_the_frozen_head_is_log_softmax(
         torch.testing.assert_close(got, right)
 
 
+def test_a_bfloat16_head_is_computed_in_float32() -> None:
+    """A bfloat16 logit of 40 is a multiple of 0.25, and near a certain token its gradient would be rounding."""
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(11, 32, generator=generator).bfloat16()
+    hidden = (2.0 * weight[:4].float() + 0.1 * torch.randn(4, 32, generator=generator)).bfloat16().requires_grad_()
+    reference = torch.randn(4, 32, generator=generator).bfloat16()
+    targets = torch.tensor([0, 1, 2, 7])
+    assert (hidden @ weight.t()).max() > 32
+    out = frozen_head(hidden, weight, targets, reference=reference)
+    exact = hidden.detach().double().requires_grad_()
+    logs, other = (torch.log_softmax(h @ weight.double().t(), -1) for h in (exact, reference.double()))
+    chosen = logs[torch.arange(4), targets]
+    torch.testing.assert_close(out.logprobs.double(), chosen, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out.divergences.double(), (logs.exp() * (logs - other)).sum(-1), rtol=1e-5, atol=1e-5)
+    (got,), (right,) = torch.autograd.grad(out.logprobs.sum(), hidden), torch.autograd.grad(chosen.sum(), exact)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.double(), right, rtol=2**-7, atol=1e-4)
+
+
+def test_a_trained_bfloat16_head_is_computed_in_float32_too() -> None:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(11, 32, generator=generator).bfloat16()
+    hidden, targets = (2.0 * weight[:4].float()).bfloat16(), torch.tensor([0, 1, 2, 7])
+    found = head.trained_head(hidden, weight, targets).logprobs
+    exact = torch.log_softmax(hidden.double() @ weight.double().t(), -1)[torch.arange(4), targets]
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+
+
 def test_what_was_not_asked_for_carries_no_gradient() -> None:
     hidden = torch.randn(3, 5).requires_grad_()
     out = frozen_head(hidden, torch.randn(11, 5), torch.arange(3))

@@ -60,7 +60,9 @@ def weights(ranks: Ranks, root: Path, version: int) -> Weights:
     store = AdapterStore(root)
     for agent in AGENTS:
         name = PolicyVersion(agent, version)
-        message = Export(request=50, version=name, folder=str(root), transport="file", address=str(root / "bucket"))
+        message = Export(
+            request=50, version=name, folder=str(root), transport="file", address=str(root.parent / "bucket")
+        )
         assert isinstance(ranks.ask(message), Exported)
         assert isinstance(ranks.ask(Send(request=51, version=name, timeout_s=10.0)), Sent)
     return {a: load_file(store.path(PolicyVersion(a, version)) / "adapter_model.safetensors") for a in AGENTS}

@@ -16,11 +16,11 @@ LAST = 10
 SETTINGS = (
     "env=kuhn-poker-v0", "model=smollm2-135m", "seats.player_0.options.history=last", "seats.player_1.options.history=last",
     "warm_start.steps=20", "warm_start.batch=24", "warm_start.episodes=64", "warm_start.lr=1e-4", "lora.rank=16",
-    "lora.alpha=32", "lora.layers=15", "train.threads=2", "train.steps=28", "train.decay_steps=36", "train.batch=320", "train.schedule=linear",
-    "train.lr=1e-3", "train.betas=[0.9, 0.95]", "algorithm.loss=ppo", "algorithm.epochs=5", "algorithm.kl=0.5", "algorithm.reference=moving",
+    "lora.alpha=32", "lora.layers=15", "train.threads=2", "train.steps=36", "train.batch=320", "train.schedule=linear",
+    "train.lr=1e-3", "train.betas=[0.9, 0.999]", "algorithm.loss=ppo", "algorithm.epochs=5", "algorithm.kl=0.5", "algorithm.reference=moving",
     "algorithm.reference_every=20", "algorithm.illegal_penalty=2.0", "rollout.concurrency=320", "rollout.max_tokens=4",
     "rollout.request_timeout_s=600", "buffer.depth=0", "policy.engine=transformers", "policy.max_num_seqs=320",
-    "policy.threads=2", "eval.every=2", "checkpoint.every=20",
+    "policy.threads=2", "eval.every=3", "checkpoint.every=20",
 )  # fmt: skip
 """The same as configs/kuhn-smollm2.toml."""
 QUICK = ("train.steps=1", "train.batch=8", "eval.every=1", "algorithm.epochs=1", "warm_start.steps=1")

@@ -29,6 +29,7 @@ from selfplay.policy.routed_lora import (
     chosen_logprobs,
     install_routing,
     parameter_shapes,
+    widen_head,
 )
 from selfplay.policy.settings import PolicyServerConfig
 from selfplay.sync import Staging
@@ -212,6 +213,8 @@ class TransformersEngine:
         self._model = model.eval().requires_grad_(False).to("cuda" if torch.cuda.is_available() else "cpu")
         self._shapes = parameter_shapes(self._model)
         self._bank = install_routing(self._model, self._config.targets, whole=self._config.whole_models)
+        if not self._config.whole_models:
+            widen_head(self._model)
 
     @property
     def _running_batch(self) -> Batch:

@@ -59,7 +59,8 @@ def frozen_head(
     mean the whole vocabulary. Only ``hidden`` gets a gradient.
     """
     chunk = max(1, CHUNK_BYTES.get(hidden.device.type, 32 << 20) // (4 * weight.shape[0]))
-    out = _FrozenHead.apply(hidden, weight, targets, inv_temperature, reference, entropy_gradient, kept, chunk)  # type: ignore[no-untyped-call]
+    arguments = (hidden, weight.float(), targets, inv_temperature, reference, entropy_gradient, kept, chunk)
+    out = _FrozenHead.apply(*arguments)  # type: ignore[no-untyped-call]
     return HeadOutput(*out)
 
 
@@ -74,12 +75,12 @@ def trained_head(
     kept: Tensor | None = None,
 ) -> HeadOutput:
     """As `frozen_head`, but ``weight`` gets a gradient, too, and ``reference`` has a head of its own: hidden [N, D], weight [V, D]."""
-    weight = weight.to(hidden.dtype)
+    weight = weight.float()
     chunk = max(1, CHUNK_BYTES.get(hidden.device.type, 32 << 20) // (4 * weight.shape[0]))
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for start in range(0, max(1, hidden.shape[0]), chunk):
         part = slice(start, start + chunk)
-        theirs = None if reference is None else (reference[0][part], reference[1].to(hidden.dtype))
+        theirs = None if reference is None else (reference[0][part], reference[1].float())
         own_kept = None if kept is None else kept[part]
         arguments = (hidden[part], weight, targets[part], inv_temperature, theirs, own_kept)
         parts.append(checkpoint(_trained_chunk, *arguments, use_reentrant=False, preserve_rng_state=False))
@@ -113,7 +114,7 @@ class _FrozenHead(torch.autograd.Function):
         num, trains = hidden.shape[0], ctx.needs_input_grad[0]
         logprobs, entropies, divergences = (hidden.new_zeros(num, dtype=torch.float32) for _ in range(3))
         wanted = (trains, trains and entropy_gradient, trains and reference is not None)
-        grads = [torch.empty_like(hidden) if w else None for w in wanted]
+        grads = [torch.empty_like(hidden, dtype=torch.float32) if w else None for w in wanted]
         for start in range(0, num, chunk):
             part = slice(start, start + chunk)
             out_NV = None if kept is None else _left_out(kept[part], weight.shape[0])
@@ -124,19 +125,20 @@ class _FrozenHead(torch.autograd.Function):
                 logp_NV = logp_NV.masked_fill(out_NV, 0.0)  # beside a probability of 0; −∞ would not be a number there
             entropies[part] = -torch.linalg.vecdot(prob_NV, logp_NV)
             if grads[0] is not None:
-                expected = prob_NV.to(weight.dtype) @ weight
+                expected = prob_NV @ weight
                 grads[0][part] = (F.embedding(targets[part], weight) - expected) * inv_temperature
             if grads[1] is not None:  # dH/dz = −p (log p + H)
                 slope = -prob_NV * (logp_NV + entropies[part, None])
-                grads[1][part] = (slope.to(weight.dtype) @ weight) * inv_temperature
+                grads[1][part] = (slope @ weight) * inv_temperature
             if reference is not None:  # dKL/dz = p (log p − log q − KL)
                 gap_NV = logp_NV - _log_softmax(reference[part], weight, inv_temperature, out_NV)
                 gap_NV = gap_NV if out_NV is None else gap_NV.masked_fill(out_NV, 0.0)
                 divergences[part] = torch.linalg.vecdot(prob_NV, gap_NV)
                 if grads[2] is not None:
                     slope = prob_NV * (gap_NV - divergences[part, None])
-                    grads[2][part] = (slope.to(weight.dtype) @ weight) * inv_temperature
+                    grads[2][part] = (slope @ weight) * inv_temperature
         ctx.save_for_backward(*grads)
+        ctx.dtype = hidden.dtype
         ctx.mark_non_differentiable(*(t for t, w in zip((entropies, divergences), wanted[1:], strict=True) if not w))
         return logprobs, entropies, divergences
 
@@ -145,9 +147,9 @@ class _FrozenHead(torch.autograd.Function):
         total: Tensor | None = None
         for grad, slope in zip(ctx.saved_tensors, slopes, strict=True):
             if grad is not None and slope is not None:
-                term = grad * slope[:, None].to(grad.dtype)
+                term = grad * slope[:, None]
                 total = term if total is None else total + term
-        return (total, *[None] * 7)
+        return (None if total is None else total.to(ctx.dtype), *[None] * 7)
 
 
 def _left_out(kept: Tensor, vocab: int) -> Tensor:
@@ -160,7 +162,7 @@ def _left_out(kept: Tensor, vocab: int) -> Tensor:
 
 def _log_softmax(hidden: Tensor, weight: Tensor, inv_temperature: float, left_out: Tensor | None) -> Tensor:
     """[N, V] fp32; −∞ for what is left out."""
-    logp_NV = (hidden @ weight.t()).float().mul_(inv_temperature)
+    logp_NV = (hidden.float() @ weight.t()).mul_(inv_temperature)
     if left_out is not None:
         logp_NV.masked_fill_(left_out, -torch.inf)
     return logp_NV.sub_(torch.logsumexp(logp_NV, -1, keepdim=True))
@@ -168,7 +170,7 @@ def _log_softmax(hidden: Tensor, weight: Tensor, inv_temperature: float, left_ou
 
 def _traced_log_softmax(hidden: Tensor, weight: Tensor, inv_temperature: float, left_out: Tensor | None) -> Tensor:
     """[N, V] fp32 with a graph; −∞ for what is left out."""
-    logits_NV = (hidden @ weight.t()).float() * inv_temperature
+    logits_NV = (hidden.float() @ weight.t()) * inv_temperature
     if left_out is not None:
         logits_NV = logits_NV.masked_fill(left_out, -torch.inf)
     return F.log_softmax(logits_NV, -1)
