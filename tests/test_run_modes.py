@@ -23,8 +23,9 @@ BASE = (
     "train", "--env", "kuhn-poker-v0", "model=tiny", f"train.steps={STEPS}", f"train.batch={BATCH}", "rollout.concurrency=4",
     "name=r", "--json",
 )  # fmt: skip
-LONG = ("rollout.max_tokens=120",)
-"""A game takes several times as long as a step."""
+LONG = ("rollout.max_tokens=120", "rollout.concurrency=1")
+"""A game takes several times as long as a step, and they are played one after the other: a run plays no more games than it trains on, so
+with all of them at once a slow trainer would find nobody at play."""
 AHEAD = "16"
 """A depth at which there are always games to go on with: at 2 a slow trainer is waited for, and nothing is under way when its step ends."""
 SHORT = ("rollout.max_tokens=12",)
