@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from selfplay.agent import Sampling
 from selfplay.models import resolve_model, tiny
 from selfplay.policy.decoding import Batch, Row, pick, processed_logprobs
-from selfplay.policy.routed_lora import install_routing, widen_head
+from selfplay.policy.routed_lora import install_routing
+from selfplay.policy.settings import PolicyServerConfig
+from selfplay.policy.transformers_engine import TransformersEngine
 
 
 def probabilities(sampling: Sampling) -> list[float]:
@@ -161,18 +164,27 @@ def test_continuations_are_scored_beside_each_other_as_alone(tmp_path: Path) -> 
     )
 
 
-def test_logits_of_a_bfloat16_model_are_float32_and_its_embeddings_stay_as_they_are() -> None:
+def test_the_engine_computes_logits_of_a_bfloat16_model_in_float32(tmp_path: Path) -> None:
     """Rounded to bfloat16, logits between 32 and 64 would be multiples of 0.25: a policy that moves in jumps of six percent."""
-    from transformers import AutoModelForCausalLM
+    ids = [504, 1343, 655, 253, 1251]
 
-    model: Any = AutoModelForCausalLM.from_pretrained(resolve_model("smollm2-135m").path, dtype=torch.bfloat16).eval()
-    ids = torch.tensor([[504, 1343, 655, 253]])
-    with torch.inference_mode():
-        rounded = model(input_ids=ids).logits
-        hidden = model.base_model(input_ids=ids).last_hidden_state
-        widen_head(model)
-        found = model(input_ids=ids).logits
-    embedding = model.get_input_embeddings().weight
-    assert rounded.dtype == embedding.dtype == torch.bfloat16
-    torch.testing.assert_close(found, (hidden.double() @ embedding.double().t()).float(), rtol=1e-4, atol=1e-3)
-    assert float((found - found.bfloat16().float()).abs().max()) > 0.02, "nothing was gained"
+    async def run() -> None:
+        folder = str(resolve_model("smollm2-135m").path)
+        engine = TransformersEngine(
+            PolicyServerConfig(address="", runtime_dir=str(tmp_path), model=folder, dtype="bfloat16")
+        )
+        await engine.start()
+        try:
+            found = torch.tensor(await engine.logprobs("r", ids, None))
+            embedding = engine._model.get_input_embeddings().weight
+            with torch.inference_mode():
+                hidden = engine._model.base_model(input_ids=torch.tensor([ids])).last_hidden_state[0, :-1]
+        finally:
+            await engine.close()
+        assert hidden.dtype == embedding.dtype == torch.bfloat16
+        rounded, exact = hidden @ embedding.t(), hidden.double() @ embedding.double().t()
+        plain, wanted = (torch.log_softmax(of.double(), -1)[range(4), ids[1:]].float() for of in (rounded, exact))
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
+        assert float((plain - wanted).abs().max()) > 0.01, "nothing was gained"
+
+    asyncio.run(run())

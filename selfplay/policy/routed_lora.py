@@ -99,20 +99,6 @@ def _is_routed(name: str, module: nn.Module, targets: Collection[str], whole: bo
     return whole and next(module.children(), None) is None and next(module.parameters(), None) is not None
 
 
-def widen_head(model: Any) -> None:
-    """Compute the logits in float32, whatever the model is stored in: a bfloat16 logit between 32 and 64 is a multiple of 0.25.
-
-    The head gets weights of its own, V · D · 4 bytes, so embeddings that share them stay as they are.
-    """
-    head = model.get_output_embeddings()
-    if head.weight.dtype == torch.float32:
-        return
-    wide = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None, device=head.weight.device)
-    wide.load_state_dict(head.state_dict())
-    wide.requires_grad_(False).register_forward_pre_hook(lambda _, given: (given[0].float(),))
-    model.set_output_embeddings(wide)
-
-
 def parameter_shapes(model: nn.Module) -> dict[str, torch.Size]:
     """Name → shape of every parameter of a model before it is routed; one that is shared under each of its names."""
     return {name: p.shape for name, p in model.named_parameters(remove_duplicate=False)}

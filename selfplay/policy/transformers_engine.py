@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from selfplay.agent import Sampling
 from selfplay.errors import EngineError, SyncError
@@ -29,7 +30,6 @@ from selfplay.policy.routed_lora import (
     chosen_logprobs,
     install_routing,
     parameter_shapes,
-    widen_head,
 )
 from selfplay.policy.settings import PolicyServerConfig
 from selfplay.sync import Staging
@@ -44,6 +44,20 @@ Waiting = tuple[Row, asyncio.Future[None]]
 _POLL_S = 0.003
 MAX_PREFILL_TOKENS = 8192
 """Prompt tokens computed between two steps of the running batch."""
+
+
+def widen_head(model: Any) -> None:
+    """Compute the logits in float32, whatever the model is stored in: a bfloat16 logit between 32 and 64 is a multiple of 0.25.
+
+    The head gets weights of its own, V · D · 4 bytes, so embeddings that share them stay as they are.
+    """
+    head = model.get_output_embeddings()
+    if head.weight.dtype == torch.float32:
+        return
+    wide = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None, device=head.weight.device)
+    wide.load_state_dict(head.state_dict())
+    wide.requires_grad_(False).register_forward_pre_hook(lambda _, given: (given[0].float(),))
+    model.set_output_embeddings(wide)
 
 
 class TransformersEngine:

@@ -56,7 +56,7 @@ def frozen_head(
 
     hidden [N, D], weight [V, D], targets [N] long, ``reference`` [N, D]: hidden states of another policy with the same
     head. ``kept`` [N, K]: the only tokens with probability, −1 where there are fewer; a row that begins with −1, and None,
-    mean the whole vocabulary. Only ``hidden`` gets a gradient.
+    mean the whole vocabulary. Only ``hidden`` gets a gradient. All of it is computed in float32 (docs/decisions/0027).
     """
     chunk = max(1, CHUNK_BYTES.get(hidden.device.type, 32 << 20) // (4 * weight.shape[0]))
     arguments = (hidden, weight.float(), targets, inv_temperature, reference, entropy_gradient, kept, chunk)
